@@ -1,0 +1,271 @@
+//! The report as data: schema `stallscope.report/1`. Field names, types and meanings are a contract with
+//! other programs; fields may be added. All times are integer nanoseconds.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::cause::Cause;
+use crate::trace::record::FamilyState;
+
+pub const SCHEMA: &str = "stallscope.report/1";
+
+/// Quantiles (nearest rank) and moments of a set of durations, all 0 where `count` is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Distribution {
+    pub count: u64,
+    pub min_ns: u64,
+    pub p50_ns: u64,
+    pub p90_ns: u64,
+    pub p99_ns: u64,
+    pub max_ns: u64,
+    pub sum_ns: u64,
+    /// Population standard deviation.
+    pub stddev_ns: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub schema: String,
+    pub trace: TraceState,
+    pub host: HostRow,
+    pub target: TargetRow,
+    pub environment: Vec<EnvironmentRow>,
+    pub coverage: CoverageRow,
+    pub totals: Totals,
+    pub threads: Vec<ThreadRow>,
+    pub causes: Vec<CauseRow>,
+    pub dns: Vec<DnsRow>,
+    pub connects: Vec<ConnectRow>,
+    pub sockets: Vec<SocketRow>,
+    pub hops: Vec<HopRow>,
+    /// Filled by the RDMA layer.
+    pub queues: Vec<serde_json::Value>,
+    /// Filled by the NCCL layer.
+    pub collectives: Vec<serde_json::Value>,
+    /// Filled by the NCCL layer.
+    pub init: Vec<serde_json::Value>,
+    /// Filled by the NCCL layer; null without steps.
+    pub steps: Option<serde_json::Value>,
+    pub clock: ClockRow,
+    /// Filled by the RDMA layer.
+    pub counters: Vec<serde_json::Value>,
+    pub findings: Vec<Finding>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceState {
+    /// The recording ended in order and the whole file was read.
+    pub complete: bool,
+    pub damage: Vec<String>,
+    pub bytes_unread: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRow {
+    pub name: String,
+    pub kernel: String,
+    pub cpus: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetRow {
+    pub pids: Vec<u32>,
+    pub comm: String,
+    pub start_unix_ns: u64,
+    pub duration_ns: u64,
+    pub ranks: Vec<RankRow>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankRow {
+    pub pid: u32,
+    pub rank: Option<u32>,
+    pub nranks: Option<u32>,
+    pub gpu: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentRow {
+    pub what: String,
+    pub value: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoverageRow {
+    pub probes: Vec<ProbeRow>,
+    pub lost_events: u64,
+    pub truncated_stacks: u64,
+    pub unmatched_completions: u64,
+    pub unresolved_frames: u64,
+    pub below_min_stall: BelowMinStall,
+    /// Every call of the target that the probes saw, also those far below `--min-stall`.
+    pub syscalls_seen: std::collections::BTreeMap<String, u64>,
+    /// Every kind of loss by name (an addition to the contract).
+    pub losses: std::collections::BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeRow {
+    pub family: String,
+    pub state: FamilyState,
+    pub reason: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BelowMinStall {
+    pub count: u64,
+    pub sum_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Sum over threads of their presence in the window.
+    pub thread_wall_ns: u64,
+    /// Sum over threads of the union of their stalled intervals.
+    pub stalled_ns: u64,
+    pub idle_ns: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadRow {
+    pub pid: u32,
+    pub tid: u32,
+    pub ns_pid: u32,
+    pub name: String,
+    pub wall_ns: u64,
+    pub running_ns: u64,
+    pub runnable_ns: u64,
+    pub stalled_ns: u64,
+    pub idle_ns: u64,
+    pub other_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Domain {
+    Thread,
+    Qp,
+    Gpu,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseRow {
+    pub cause: Cause,
+    pub domain: Domain,
+    pub count: u64,
+    pub stalled_ns: u64,
+    /// Count of spans not ended when the recording stopped.
+    pub in_flight: u64,
+    pub duration: Distribution,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DnsRow {
+    /// Null where the query was sent before the recording and could not be recovered.
+    pub name: Option<String>,
+    pub qtype: Option<String>,
+    /// `getaddrinfo` …, empty outside of a known function.
+    pub api: String,
+    /// `ip:port`, `[ip]:port`, or the socket's path.
+    pub server: String,
+    /// `udp`, `tcp`, `unix`.
+    pub transport: String,
+    /// DNS messages sent.
+    pub attempts: u64,
+    pub answered: u64,
+    /// Last answer: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, `REFUSED` …, `icmp-refused`; null without an answer.
+    pub rcode: Option<String>,
+    pub stalled_ns: u64,
+    pub in_flight: u64,
+    pub began_earlier: bool,
+    pub malformed: bool,
+    pub pid: u32,
+    pub tid: u32,
+    /// Query to answer (an addition to the contract).
+    pub latency: Distribution,
+    /// Lookups (calls of the API, or bursts of queries with this name) (an addition to the contract).
+    pub lookups: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectRow {
+    /// `ip:port`, `[ip]:port`.
+    pub peer: String,
+    /// `inet`, `inet6`.
+    pub family: String,
+    /// `ok`, an errno's name, `aborted` (closed by the program), `in_flight`.
+    pub result: String,
+    pub count: u64,
+    pub syn_retransmits: u64,
+    pub stalled_ns: u64,
+    pub began_earlier: bool,
+    pub pid: u32,
+    pub tid: u32,
+    /// SYN to outcome (an addition to the contract).
+    pub handshake: Distribution,
+    /// The connecting socket's own address (an addition to the contract), empty where unknown.
+    pub local: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketRow {
+    pub peer: String,
+    /// `send` or `recv`.
+    pub direction: String,
+    pub waits: u64,
+    pub stalled_ns: u64,
+    pub in_flight: u64,
+    pub duration: Distribution,
+    pub pid: u32,
+    pub tid: u32,
+    /// Looks at the descriptor that found nothing (an addition to the contract).
+    pub polls: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HopRow {
+    /// The address alone.
+    pub peer: String,
+    pub host: Option<String>,
+    pub rack: Option<String>,
+    /// `same-host`, `same-rack`, `cross-rack`, `unknown`.
+    pub relation: String,
+    /// `topology`, `address` (same host), `none`.
+    pub relation_evidence: String,
+    /// `tcp`, `rdma`.
+    pub transport: String,
+    pub device: Option<String>,
+    pub rtt: Distribution,
+    pub jitter_ns: u64,
+    pub retransmits: u64,
+    pub bytes: u64,
+    pub share_of_bytes: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockRow {
+    pub aligned: bool,
+    pub offset_error_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    Critical,
+    Warning,
+    Info,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// One of the ids that the README lists.
+    pub id: String,
+    pub severity: Severity,
+    /// One sentence with names and figures.
+    pub summary: String,
+    pub cause: Cause,
+    pub stalled_ns: u64,
+    /// The figures that the finding rests on.
+    pub proof: serde_json::Map<String, serde_json::Value>,
+    /// What to do, as commands where possible.
+    pub advice: String,
+}

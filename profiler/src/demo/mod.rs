@@ -1,0 +1,1 @@
+//! A real workload that stalls, in network namespaces; also the rig of the live tests.

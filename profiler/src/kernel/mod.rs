@@ -1,0 +1,1 @@
+//! What this kernel offers: BTF member offsets, attach kinds, capabilities.

@@ -1,0 +1,44 @@
+//! What the probes hand to the recorder: trace records, and raw stacks that still need names.
+
+use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, Wait};
+
+/// User-mode registers that an unwinder starts from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Registers {
+    pub ip: u64,
+    pub sp: u64,
+    pub bp: u64,
+}
+
+/// A call stack as the kernel walked it, with the piece of stack memory above `regs.sp`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RawStack {
+    /// Hash that waits refer to it by; unique for user and kernel stacks together.
+    pub id: u64,
+    pub kernel: bool,
+    pub pid: u32,
+    pub tid: u32,
+    /// Program counters by frame pointers, innermost first.
+    pub frames: Vec<u64>,
+    pub regs: Registers,
+    /// Memory from `regs.sp` upward; empty for kernel stacks.
+    pub snippet: Vec<u8>,
+}
+
+impl RawStack {
+    pub fn space(&self) -> Space {
+        if self.kernel { Space::Kernel } else { Space::User }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The registers serve to unwind a thread that is still blocked.
+    Wait(Wait, Registers),
+    Dns(DnsMessage),
+    Api(ApiCall),
+    Handshake(Handshake),
+    Retransmit(Retransmit),
+    Life(Life),
+    Stack(RawStack),
+}

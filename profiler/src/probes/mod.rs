@@ -1,0 +1,3 @@
+//! Loads the eBPF programs, attaches them, and turns what they emit into [`event::Event`]s.
+
+pub mod event;

@@ -1,0 +1,1 @@
+//! The recorder: from probes to the trace file.

@@ -1,0 +1,1 @@
+//! Views of an analysis: flame graphs, text, folded stacks.

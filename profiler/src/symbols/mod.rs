@@ -1,0 +1,1 @@
+//! Unwinding of user stacks and names for addresses.

@@ -1,0 +1,1 @@
+//! The process under study: tree, maps, namespaces, libraries, sockets.
