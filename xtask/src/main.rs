@@ -1,1 +1,43 @@
-fn main() {}
+//! Project tasks: `cargo xtask <verb>`.
+
+mod build;
+mod check;
+mod demo;
+mod paths;
+mod run;
+mod setup;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Set-up, builds, tests and the demo of stallscope")]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Install what building and testing needs (says what before it does)
+    Setup(setup::Options),
+    /// Build the eBPF programs and target/release/stallscope
+    Build(build::Options),
+    /// Formatting, lints, licences, unit tests and the live tests (root)
+    Test(test::Options),
+    /// Build, run a workload that stalls, record it, leave the results in demo/
+    Demo(demo::Options),
+}
+
+fn main() {
+    let outcome = match Args::parse().verb {
+        Verb::Setup(options) => setup::run(&options),
+        Verb::Build(options) => build::run(&options),
+        Verb::Test(options) => test::run(&options),
+        Verb::Demo(options) => demo::run(&options),
+    };
+    if let Err(error) = outcome {
+        eprintln!("error: {error:#}");
+        std::process::exit(1);
+    }
+}

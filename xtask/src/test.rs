@@ -1,0 +1,40 @@
+//! The whole test suite, in the order in which failures are cheapest to see.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{build, check, paths, run};
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Leave out the live tests, which need root and load the real eBPF programs
+    #[arg(long)]
+    no_live: bool,
+    /// Only tests whose name contains this
+    filter: Option<String>,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    build::run(&build::Options::default())?;
+    if options.filter.is_none() {
+        check::run()?;
+    }
+    cargo_test(options, &["--workspace", "--exclude", "stallscope-tests"], &[])?;
+    if !options.no_live {
+        // Live tests measure waits: more of them at once than cores would measure each other.
+        cargo_test(options, &["--package", "stallscope-tests", "--no-fail-fast"], &["--test-threads=2"])?;
+    }
+    Ok(())
+}
+
+fn cargo_test(options: &Options, selection: &[&str], harness: &[&str]) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command
+        .args(["test", "--locked"])
+        .args(selection)
+        .current_dir(paths::root())
+        .env("STALLSCOPE_BIN", paths::stallscope());
+    command.arg("--").args(harness).args(&options.filter);
+    run::run(paths::with_bpf_object(&mut command))
+}
