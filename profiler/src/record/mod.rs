@@ -1,1 +1,3 @@
 //! The recorder: from probes to the trace file.
+
+pub mod command;
