@@ -1,5 +1,6 @@
 //! Project tasks: `cargo xtask <verb>`.
 
+mod bench;
 mod build;
 mod check;
 mod demo;
@@ -27,6 +28,11 @@ enum Verb {
     Test(test::Options),
     /// Build, run a workload that stalls, record it, leave the results in demo/
     Demo(demo::Options),
+    /// Measure what recording costs; writes bench/record.md
+    Bench(bench::Options),
+    /// The loop that `bench` measures
+    #[command(hide = true)]
+    BenchLoop(bench::looper::Options),
 }
 
 fn main() {
@@ -35,6 +41,8 @@ fn main() {
         Verb::Build(options) => build::run(&options),
         Verb::Test(options) => test::run(&options),
         Verb::Demo(options) => demo::run(&options),
+        Verb::Bench(options) => bench::run(&options),
+        Verb::BenchLoop(options) => bench::looper::run(&options),
     };
     if let Err(error) = outcome {
         eprintln!("error: {error:#}");
