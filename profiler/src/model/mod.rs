@@ -11,6 +11,8 @@ use crate::trace::record::{
 
 pub mod build;
 pub mod cause;
+#[cfg(test)]
+pub mod fixture;
 pub mod intern;
 pub mod socket;
 pub mod thread;
