@@ -1,3 +1,77 @@
 //! What a trace means: threads, spans, peers and causes, without any view of them.
 
+use std::collections::{BTreeMap, HashMap};
+
+use self::thread::{Interval, ThreadTrack};
+use self::wait::WaitSpan;
+use crate::trace::record::{
+    ApiCall, CallCount, Clock, Coverage, DnsMessage, Environment, Handshake, Host, Process, Retransmit,
+    SocketSample, Stack, Window,
+};
+
+pub mod build;
 pub mod cause;
+#[cfg(test)]
+pub mod fixture;
+pub mod intern;
+pub mod socket;
+pub mod thread;
+pub mod topology;
+pub mod wait;
+
+/// Everything that a trace says, sorted and without contradictions. Made by [`Model::from_records`].
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub host: Host,
+    pub clock: Option<Clock>,
+    /// `end_ns` is always set: the recording's end, or the latest time in the trace of a killed recorder.
+    pub window: Window,
+    pub environment: Vec<Environment>,
+    pub coverage: Vec<Coverage>,
+    /// By pid.
+    pub processes: BTreeMap<u32, Process>,
+    /// Latest name by tid.
+    pub thread_names: HashMap<u32, String>,
+    /// By pid and tid.
+    pub threads: Vec<thread::ThreadTrack>,
+    /// By time.
+    pub dns_messages: Vec<DnsMessage>,
+    /// By time.
+    pub api_calls: Vec<ApiCall>,
+    /// By start.
+    pub handshakes: Vec<Handshake>,
+    /// By time.
+    pub retransmits: Vec<Retransmit>,
+    /// By time.
+    pub samples: Vec<SocketSample>,
+    pub stacks: HashMap<u64, Stack>,
+    /// Last totals of each call.
+    pub calls: Vec<CallCount>,
+    /// Last total of each kind of loss, and whether whole events are missing.
+    pub losses: BTreeMap<String, (u64, bool)>,
+    /// Sockets that waits refer to.
+    pub sockets: socket::SocketTable,
+    /// Sets of descriptors that waits refer to.
+    pub sets: wait::SetTable,
+    /// Names of peers.
+    pub names: intern::Interner,
+}
+
+impl Model {
+    /// The recording window as an interval.
+    pub fn whole(&self) -> Interval {
+        Interval { start_ns: self.window.start_ns, end_ns: self.window.end_ns }
+    }
+
+    /// Whether `part` of `wait` reaches to the wait's end and that end was not seen in the recording.
+    pub fn is_in_flight(&self, track: &ThreadTrack, wait: &WaitSpan, part: Interval) -> bool {
+        let unended = wait.flags.in_flight || wait.end_ns > self.window.end_ns;
+        unended && part.end_ns >= wait.end_ns.min(track.presence.end_ns)
+    }
+
+    /// Whether `part` of `wait` begins with the wait and that began before the recording.
+    pub fn began_earlier(&self, track: &ThreadTrack, wait: &WaitSpan, part: Interval) -> bool {
+        let earlier = wait.flags.began_earlier || wait.start_ns < self.window.start_ns;
+        earlier && part.start_ns <= wait.start_ns.max(track.presence.start_ns)
+    }
+}
