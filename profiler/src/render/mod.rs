@@ -8,11 +8,12 @@ use std::io;
 
 use thiserror::Error;
 
-//flame
+pub mod flame;
 pub mod folded;
 //html
 pub mod json;
 pub mod name;
+mod note;
 //text
 pub mod tree;
 pub mod unit;

@@ -98,6 +98,8 @@ pub enum FrameKind {
     Mark,
     Peer,
     Cause(Cause),
+    /// The leaf of a stall that had not ended when the recording stopped.
+    InFlight(Cause),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

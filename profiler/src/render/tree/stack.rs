@@ -28,6 +28,7 @@ pub(super) fn push_frames(frames: &mut Vec<ViewFrame>, analysis: &Analysis, site
     let mut leaf = ViewFrame::new(&leaf, FrameKind::Cause(site.cause));
     if site.in_flight {
         leaf.name.push_str(" (in flight)");
+        leaf.kind = FrameKind::InFlight(site.cause);
     }
     frames.push(leaf);
 }
@@ -49,7 +50,12 @@ fn push_user(frames: &mut Vec<ViewFrame>, stack: Option<&Stack>, site: &Site<'_>
     let inner = known.iter().take_while(|frame| is_libc(&frame.module)).count().max(usize::from(has_call));
     let (inside, outside) = known.split_at(inner.min(known.len()));
 
-    let user = |frame: &Frame| ViewFrame::new(&frame_name(frame), FrameKind::User);
+    // One name for a function whatever libc calls it inside, so that recordings of two machines compare.
+    let user = |frame: &Frame| match [site.api, site.call].iter().find(|call| is_same(&frame.function, call))
+    {
+        Some(call) => ViewFrame::new(call, FrameKind::Call),
+        None => ViewFrame::new(&frame_name(frame), FrameKind::User),
+    };
     frames.extend(outside.iter().rev().map(user));
     if lacks_api {
         frames.push(ViewFrame::new(site.api, FrameKind::Call));

@@ -61,7 +61,7 @@ fn frames_go_from_the_outermost_to_the_leaf() {
     ];
     assert_eq!(
         only_path(&analysis(frames, vec![stall(5)]), &FlameOptions::default()),
-        "python3;python3;main;resolve;getaddrinfo;__GI___poll;[dns.resolve] 127.0.0.53:53 node01 no answer"
+        "python3;python3;main;resolve;getaddrinfo;poll;[dns.resolve] 127.0.0.53:53 node01 no answer"
     );
 }
 
@@ -110,7 +110,7 @@ fn names_of_libc_wrappers_are_the_call_itself() {
     for symbol in ["connect", "__libc_connect", "__connect", "connect@@GLIBC_2.2.5", "__connect_nocancel"] {
         let stalls = vec![Stall { api: "", call: "connect", ..stall(1) }];
         let path = only_path(&analysis(vec![frame(symbol, "libc.so.6")], stalls), &FlameOptions::default());
-        assert_eq!(path.matches("connect").count(), 1, "{path}");
+        assert!(path.starts_with("python3;python3;connect;["), "{path}");
     }
     let stalls = vec![Stall { api: "", call: "connect", ..stall(1) }];
     let path = only_path(&analysis(vec![frame("reconnect", "train")], stalls), &FlameOptions::default());
