@@ -11,7 +11,9 @@ use stallscope::analysis::Analysis;
 use stallscope::model::cause::Cause;
 use stallscope::render::flame::write_svg;
 use stallscope::render::folded::write_folded;
+use stallscope::render::html::write_html;
 use stallscope::render::json::write_json;
+use stallscope::render::text::{TextOptions, write_report_with, write_summary};
 use stallscope::render::tree::{FlameOptions, View};
 
 fn assert_golden(name: &str, actual: &[u8]) {
@@ -113,4 +115,103 @@ fn the_json_report_is_as_recorded() {
     write_json(&report, &mut out).unwrap();
     assert_golden("training.json", &out);
     assert_eq!(serde_json::from_slice::<stallscope::analysis::report::Report>(&out).unwrap(), report);
+}
+
+fn report(analysis: &Analysis, colour: bool) -> String {
+    let mut out = Vec::new();
+    write_report_with(analysis, TextOptions { colour }, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn summary(analysis: &Analysis) -> String {
+    let mut out = Vec::new();
+    write_summary(analysis, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn text_reports_are_as_recorded() {
+    assert_golden("training.txt", report(&fixture::training(), false).as_bytes());
+    assert_golden("training.colour.txt", report(&fixture::training(), true).as_bytes());
+    assert_golden("quiet.txt", report(&fixture::quiet(), false).as_bytes());
+    assert_golden("hostile.txt", report(&fixture::hostile(), false).as_bytes());
+    assert_golden("empty.txt", report(&Analysis::default(), false).as_bytes());
+}
+
+#[test]
+fn summaries_are_as_recorded() {
+    assert_golden("training.summary.txt", summary(&fixture::training()).as_bytes());
+    assert_golden("quiet.summary.txt", summary(&fixture::quiet()).as_bytes());
+    assert_golden("hostile.summary.txt", summary(&fixture::hostile()).as_bytes());
+}
+
+#[test]
+fn text_fits_its_page_and_holds_no_control_characters() {
+    for analysis in [fixture::training(), fixture::hostile(), fixture::quiet(), Analysis::default()] {
+        for text in [report(&analysis, false), summary(&analysis)] {
+            for line in text.lines() {
+                assert!(line.chars().count() <= 100, "{line}");
+                assert!(!line.chars().any(char::is_control), "{line:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_summary_has_at_most_15_lines() {
+    let mut analysis = fixture::hostile();
+    for number in 0..50 {
+        let finding = analysis.report.findings[0].clone();
+        analysis.report.findings.push(finding);
+        let mut stall = analysis.stalls[0].clone();
+        stall.tid = 5000 + number;
+        analysis.stalls.push(stall);
+    }
+    assert_eq!(summary(&analysis).lines().count(), 15);
+}
+
+#[test]
+fn colours_change_nothing_but_colours() {
+    let analysis = fixture::training();
+    let coloured = report(&analysis, true);
+    let mut plain = coloured.clone();
+    for code in ["\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[0m"] {
+        assert!(coloured.contains(code));
+        plain = plain.replace(code, "");
+    }
+    assert_eq!(plain, report(&analysis, false));
+}
+
+fn page(analysis: &Analysis) -> String {
+    let mut out = Vec::new();
+    write_html(analysis, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn html_reports_are_as_recorded() {
+    assert_golden("training.html", page(&fixture::training()).as_bytes());
+    assert_golden("hostile.html", page(&fixture::hostile()).as_bytes());
+}
+
+#[test]
+fn hostile_names_add_no_markup_to_the_html_report() {
+    let text = page(&fixture::hostile());
+    // The flame graph's document is one attribute value: its own quotes are escaped.
+    let mut outside = String::new();
+    for (index, part) in text.split("srcdoc=\"").enumerate() {
+        outside.push_str(if index == 0 { part } else { part.split_once('"').unwrap().1 });
+    }
+    assert!(!outside.contains("<script") && !outside.contains("<img"), "markup outside of the frame");
+    assert_eq!(text.matches("<script").count(), 2, "the two pictures' own scripts");
+    assert!(text.contains("&lt;script&gt;alert(1)&lt;/script&gt; never answered"));
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n' && c != '\t'));
+}
+
+#[test]
+fn the_html_report_loads_nothing() {
+    let text = page(&fixture::training());
+    for loading in ["<link", "src=", "url(http", "@import", "fetch(", "XMLHttpRequest"] {
+        assert!(!text.contains(loading), "{loading}");
+    }
 }

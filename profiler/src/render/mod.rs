@@ -10,11 +10,13 @@ use thiserror::Error;
 
 pub mod flame;
 pub mod folded;
-//html
+pub mod html;
 pub mod json;
 pub mod name;
 mod note;
-//text
+mod section;
+mod table;
+pub mod text;
 pub mod tree;
 pub mod unit;
 

@@ -475,7 +475,7 @@ fn findings() -> Vec<Finding> {
             cause: Cause::TcpConnect,
             stalled_ns: 10 * S,
             proof: proof(
-                json!({"peer": MASTER, "syn_retransmits": 4, "age_ns_at_least": 10_000_000_000_u64}),
+                json!({"peer": MASTER, "syn_retransmits": 4, "age_at_least_ns": 10_000_000_000_u64}),
             ),
             advice: "ip route get 10.0.0.9; check the firewall between node07 and it.".to_owned(),
         },
