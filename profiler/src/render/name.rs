@@ -139,4 +139,16 @@ mod tests {
         assert_eq!(shorten("abc", 1), ".");
         assert_eq!(shorten("abc", 0), "");
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_name_is_one_clean_field(name in "\\PC*|(?s).{0,400}") {
+            let clean = leaf(frame(&name));
+            proptest::prop_assert!(!clean.is_empty() && clean == clean.trim());
+            proptest::prop_assert!(!clean.contains(';') && !clean.starts_with("# "));
+            proptest::prop_assert!(!clean.chars().any(is_unsafe));
+            let last = clean.rsplit_once(' ').map_or("x", |(_, last)| last);
+            proptest::prop_assert!(!last.chars().all(|c| c.is_ascii_digit() || c == '.'));
+        }
+    }
 }

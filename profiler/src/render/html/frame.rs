@@ -12,6 +12,7 @@ const HEIGHT: u32 = 600;
 
 /// In the dark the page around the frames is dark too; the frames keep their pale colours and black text.
 const STYLE: &str = "body{margin:0;background:#fff}\
+    body>svg{display:block;width:100%}\
     @media(prefers-color-scheme:dark){body,svg{background:#15181d}\
     svg>rect{fill:#15181d}\
     svg>text,#title,#subtitle,#details,#matched,#search,#unzoom{fill:#d8dce2}}";
