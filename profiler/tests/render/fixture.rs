@@ -53,24 +53,24 @@ pub fn hostile() -> Analysis {
     analysis.processes.insert(MAIN, "# a;b\x1b[31m\n".to_owned());
     analysis.threads.insert(MAIN, name.to_owned());
     if let Some(stack) = analysis.stacks.get_mut(&1) {
-        stack.frames[2].function = "operator;<\"&'\u{202e}> 1 2".to_owned();
+        "operator;<\"&'\u{202e}> 1 2".clone_into(&mut stack.frames[2].function);
     }
     if let Some(stall) = analysis.stalls.first_mut() {
-        stall.detail = "]]><svg onload=\"x\"> 7".to_owned();
+        "]]><svg onload=\"x\"> 7".clone_into(&mut stall.detail);
     }
     let report = &mut analysis.report;
-    report.target.comm = name.to_owned();
+    name.clone_into(&mut report.target.comm);
     "\x1b]0;owned\x07<img src=x>".clone_into(&mut report.host.name);
     report.dns[0].name = Some("<script>.\n\x1b[2J.example".to_owned());
-    report.connects[0].local = name.to_owned();
-    report.threads[0].name = name.to_owned();
+    name.clone_into(&mut report.connects[0].local);
+    name.clone_into(&mut report.threads[0].name);
     report.hops[0].host = Some(name.to_owned());
-    report.environment[0].value = name.to_owned();
-    report.coverage.probes[0].reason = name.to_owned();
+    name.clone_into(&mut report.environment[0].value);
+    name.clone_into(&mut report.coverage.probes[0].reason);
     report.coverage.losses.insert(name.to_owned(), 1);
     report.trace.damage.push(name.to_owned());
     report.findings[0].summary = format!("{name} never answered");
-    report.findings[0].advice = "<img src=x onerror=alert(1)>\x1b[2J".to_owned();
+    "<img src=x onerror=alert(1)>\x1b[2J".clone_into(&mut report.findings[0].advice);
     report.findings[0].proof.insert(name.to_owned(), json!([name, { name: name }]));
     analysis
 }
