@@ -1,0 +1,154 @@
+//! The worst stalls and the causes.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use super::thread_label;
+use crate::analysis::Analysis;
+use crate::analysis::report::{CauseRow, Domain, Report};
+use crate::model::cause::Cause;
+use crate::render::name::escape_controls;
+use crate::render::table::{Column, Table};
+use crate::render::unit::{count, duration, share};
+
+/// Rows of the table of worst stalls.
+const MOST: usize = 10;
+
+/// All stalls of one thread with one cause and peer: often beats long.
+#[derive(Clone, Debug)]
+pub(in crate::render) struct WorstStall {
+    pub cause: Cause,
+    /// Without control characters; empty where unknown.
+    pub peer: String,
+    /// What the longest of them says of itself; may be empty.
+    pub detail: String,
+    pub thread: String,
+    pub total_ns: u64,
+    pub count: u64,
+    pub in_flight: u64,
+    pub longest_ns: u64,
+    /// The longest is a lower bound.
+    pub began_earlier: bool,
+}
+
+#[derive(Default)]
+struct Sum<'a> {
+    detail: &'a str,
+    total_ns: u64,
+    count: u64,
+    in_flight: u64,
+    longest_ns: u64,
+    began_earlier: bool,
+}
+
+/// Stalled time by thread, cause and peer, most first.
+pub(in crate::render) fn worst_stalls(analysis: &Analysis) -> Vec<WorstStall> {
+    let mut sums: HashMap<(Cause, &str, u32), Sum<'_>> = HashMap::new();
+    for stall in analysis.stalls.iter().filter(|stall| stall.cause != Cause::SchedRunq) {
+        let sum = sums.entry((stall.cause, &stall.peer, stall.tid)).or_default();
+        sum.total_ns = sum.total_ns.saturating_add(stall.weight_ns);
+        sum.count += 1;
+        sum.in_flight += u64::from(stall.in_flight);
+        let length = stall.end_ns.saturating_sub(stall.start_ns);
+        if length > sum.longest_ns || sum.count == 1 {
+            sum.detail = &stall.detail;
+            sum.longest_ns = length;
+            sum.began_earlier = stall.began_earlier;
+        }
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by(|(key_a, a), (key_b, b)| b.total_ns.cmp(&a.total_ns).then(key_a.cmp(key_b)));
+    sums.into_iter()
+        .map(|((cause, peer, tid), sum)| WorstStall {
+            cause,
+            peer: escape_controls(peer),
+            detail: escape_controls(sum.detail),
+            thread: thread_label(analysis, tid),
+            total_ns: sum.total_ns,
+            count: sum.count,
+            in_flight: sum.in_flight,
+            longest_ns: sum.longest_ns,
+            began_earlier: sum.began_earlier,
+        })
+        .collect()
+}
+
+impl WorstStall {
+    /// `1.23 s`, or `>=1.23 s` where the wait began before the recording.
+    pub(in crate::render) fn longest(&self) -> String {
+        let bound = if self.began_earlier { ">=" } else { "" };
+        format!("{bound}{}", duration(self.longest_ns))
+    }
+}
+
+pub(super) fn worst_table(analysis: &Analysis) -> Table {
+    let columns = vec![
+        Column::name("cause"),
+        Column::name("peer"),
+        Column::name("thread"),
+        Column::figure("time"),
+        Column::figure("share"),
+        Column::figure("count"),
+        Column::figure("longest"),
+        Column::figure("in flight"),
+        Column::name("detail of the longest").extra(),
+    ];
+    let stalled_ns = analysis.report.totals.stalled_ns;
+    let worst = worst_stalls(analysis);
+    let mut table = Table::of("Worst stalls", columns, &worst, MOST, |row| {
+        vec![
+            row.cause.to_string(),
+            row.peer.clone(),
+            row.thread.clone(),
+            duration(row.total_ns),
+            share(row.total_ns, stalled_ns),
+            count(row.count),
+            row.longest(),
+            count(row.in_flight),
+            row.detail.clone(),
+        ]
+    });
+    table.remark = worst
+        .iter()
+        .take(MOST)
+        .any(|row| row.began_earlier)
+        .then_some(">= : began before the recording, so this is a lower bound");
+    table
+}
+
+pub(super) fn cause_table(report: &Report) -> Table {
+    let columns = vec![
+        Column::name("cause"),
+        Column::name("domain").extra(),
+        Column::figure("time"),
+        Column::figure("share"),
+        Column::figure("count"),
+        Column::figure("p50"),
+        Column::figure("p99"),
+        Column::figure("max"),
+        Column::figure("in flight"),
+    ];
+    let mut rows: Vec<&CauseRow> = report.causes.iter().collect();
+    rows.sort_by_key(|row| (row.domain as u8, Reverse(row.stalled_ns), row.cause));
+    Table::of("Causes", columns, &rows, Cause::ALL.len() * 3, |row| {
+        let domain = match row.domain {
+            Domain::Thread => "thread",
+            Domain::Qp => "qp",
+            Domain::Gpu => "gpu",
+        };
+        // Times of different domains are never set against each other, and run queue time is no stall.
+        let is_stalled = row.domain == Domain::Thread && row.cause != Cause::SchedRunq;
+        let part = if is_stalled { share(row.stalled_ns, report.totals.stalled_ns) } else { "-".to_owned() };
+        vec![
+            row.cause.to_string(),
+            domain.to_owned(),
+            duration(row.stalled_ns),
+            part,
+            count(row.count),
+            duration(row.duration.p50_ns),
+            duration(row.duration.p99_ns),
+            duration(row.duration.max_ns),
+            count(row.in_flight),
+        ]
+    })
+}

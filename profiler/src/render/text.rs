@@ -1,0 +1,141 @@
+//! The report for a terminal or a mail: 100 columns, the findings first.
+
+mod layout;
+mod style;
+mod summary;
+
+use std::io::{self, Write};
+
+use crate::analysis::Analysis;
+use crate::analysis::report::{Report, Severity};
+use crate::render::note;
+use crate::render::section::{self, FindingText};
+use layout::{wrap, write_pairs, write_table};
+use style::{Painter, Style};
+
+/// Columns of the page.
+const WIDTH: usize = 100;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TextOptions {
+    /// ANSI colours, for a terminal.
+    pub colour: bool,
+}
+
+/// Writes the report without colours.
+pub fn write_report(analysis: &Analysis, out: &mut dyn Write) -> io::Result<()> {
+    write_report_with(analysis, TextOptions::default(), out)
+}
+
+/// Writes the report.
+pub fn write_report_with(analysis: &Analysis, options: TextOptions, out: &mut dyn Write) -> io::Result<()> {
+    let painter = Painter::new(options);
+    let report = &analysis.report;
+    write_damage(report, painter, out)?;
+    write_header(report, painter, out)?;
+    write_findings(report, painter, out)?;
+    if analysis.stalls.is_empty() {
+        writeln!(out)?;
+        for line in wrap(&format!("Nothing stalled. {}.", note::presence(analysis)), WIDTH) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    for table in section::tables(analysis) {
+        writeln!(out, "\n{}", painter.paint(Style::Heading, &table.title.to_uppercase()))?;
+        write_table(&table, out)?;
+    }
+    writeln!(out, "\n{}", painter.paint(Style::Heading, "COVERAGE"))?;
+    write_pairs(&section::coverage(report), out)?;
+    let environment = section::environment(report);
+    if !environment.is_empty() {
+        writeln!(out, "\n{}", painter.paint(Style::Heading, "ENVIRONMENT"))?;
+        write_pairs(&environment, out)?;
+    }
+    Ok(())
+}
+
+/// Writes what `record` says at its end, in at most 15 lines, without colours.
+pub fn write_summary(analysis: &Analysis, out: &mut dyn Write) -> io::Result<()> {
+    write_summary_with(analysis, TextOptions::default(), out)
+}
+
+/// Writes what `record` says at its end, in at most 15 lines.
+pub fn write_summary_with(analysis: &Analysis, options: TextOptions, out: &mut dyn Write) -> io::Result<()> {
+    summary::write(analysis, Painter::new(options), out)
+}
+
+fn write_damage(report: &Report, painter: Painter, out: &mut dyn Write) -> io::Result<()> {
+    let notes = note::damage(report);
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let title = "!!! THE TRACE IS NOT WHOLE: figures below are lower bounds";
+    writeln!(out, "{}", painter.paint(Style::Critical, title))?;
+    for text in notes.iter().take(10) {
+        for line in wrap(text, WIDTH - 4) {
+            writeln!(out, "{}", painter.paint(Style::Critical, &format!("!!! {line}")))?;
+        }
+    }
+    if notes.len() > 10 {
+        let more = format!("!!! {} more in the JSON report", notes.len() - 10);
+        writeln!(out, "{}", painter.paint(Style::Critical, &more))?;
+    }
+    writeln!(out)
+}
+
+fn write_header(report: &Report, painter: Painter, out: &mut dyn Write) -> io::Result<()> {
+    let lines = section::header(report);
+    for (index, line) in lines.iter().enumerate() {
+        let line = if index == 0 { format!("stallscope report: {line}") } else { line.clone() };
+        let style = if index == 0 { Style::Heading } else { Style::Plain };
+        for line in wrap(&line, WIDTH) {
+            writeln!(out, "{}", painter.paint(style, &line))?;
+        }
+    }
+    Ok(())
+}
+
+fn write_findings(report: &Report, painter: Painter, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "\n{}", painter.paint(Style::Heading, "FINDINGS"))?;
+    let findings = section::findings(report);
+    if findings.is_empty() {
+        return writeln!(out, "  none");
+    }
+    for (index, finding) in findings.iter().enumerate() {
+        if index > 0 {
+            writeln!(out)?;
+        }
+        write_finding(finding, painter, out)?;
+    }
+    Ok(())
+}
+
+fn write_finding(finding: &FindingText, painter: Painter, out: &mut dyn Write) -> io::Result<()> {
+    let word = section::severity(finding.severity).to_uppercase();
+    let word = painter.paint(severity_style(finding.severity), &word);
+    writeln!(out, "  {word}  {} ({}, {})", finding.id, finding.cause, finding.stalled)?;
+    for line in wrap(&finding.summary, WIDTH - 4) {
+        writeln!(out, "    {line}")?;
+    }
+    let mut pairs: Vec<(&str, &str)> = Vec::new();
+    if !finding.proof.is_empty() {
+        pairs.push(("proof", &finding.proof));
+    }
+    for (index, line) in finding.advice.iter().enumerate() {
+        pairs.push((if index == 0 { "advice" } else { "" }, line));
+    }
+    for (word, text) in pairs {
+        for (index, line) in wrap(text, WIDTH - 14).iter().enumerate() {
+            writeln!(out, "      {:<8}{line}", if index == 0 { word } else { "" })?;
+        }
+    }
+    Ok(())
+}
+
+fn severity_style(severity: Severity) -> Style {
+    match severity {
+        Severity::Critical => Style::Critical,
+        Severity::Warning => Style::Warning,
+        Severity::Info => Style::Plain,
+    }
+}

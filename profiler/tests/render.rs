@@ -1,0 +1,217 @@
+//! Whole outputs of the renderers against files. After a wanted change:
+//! `STALLSCOPE_BLESS=1 cargo test -p stallscope --test render`, then read the diff.
+
+#[path = "render/fixture.rs"]
+mod fixture;
+
+use std::fs;
+use std::path::PathBuf;
+
+use stallscope::analysis::Analysis;
+use stallscope::model::cause::Cause;
+use stallscope::render::flame::write_svg;
+use stallscope::render::folded::write_folded;
+use stallscope::render::html::write_html;
+use stallscope::render::json::write_json;
+use stallscope::render::text::{TextOptions, write_report_with, write_summary};
+use stallscope::render::tree::{FlameOptions, View};
+
+fn assert_golden(name: &str, actual: &[u8]) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/render").join(name);
+    if std::env::var_os("STALLSCOPE_BLESS").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, actual).unwrap();
+        return;
+    }
+    let expected = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    if expected == actual {
+        return;
+    }
+    let (expected, actual) = (String::from_utf8_lossy(&expected), String::from_utf8_lossy(actual));
+    let differs = expected.lines().zip(actual.lines()).position(|(expected, actual)| expected != actual);
+    let line = differs.unwrap_or_else(|| expected.lines().count().min(actual.lines().count()));
+    panic!(
+        "{name} differs in line {}\nexpected: {}\nactual:   {}",
+        line + 1,
+        expected.lines().nth(line).unwrap_or("(end)"),
+        actual.lines().nth(line).unwrap_or("(end)")
+    );
+}
+
+fn of_view(view: View) -> FlameOptions {
+    FlameOptions { view, ..FlameOptions::default() }
+}
+
+fn folded(analysis: &Analysis, options: &FlameOptions) -> String {
+    let mut out = Vec::new();
+    write_folded(analysis, options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn svg(analysis: &Analysis, options: &FlameOptions) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_svg(analysis, options, &mut out).unwrap();
+    out
+}
+
+fn weight(folded: &str) -> u64 {
+    folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn folded_output_is_as_recorded() {
+    let analysis = fixture::training();
+    for view in View::ALL {
+        assert_golden(&format!("training.{view}.folded"), folded(&analysis, &of_view(view)).as_bytes());
+    }
+    let options = FlameOptions { kernel: true, cause: Some(Cause::DnsResolve), ..FlameOptions::default() };
+    assert_golden("training.kernel.folded", folded(&analysis, &options).as_bytes());
+    assert_golden("hostile.folded", folded(&fixture::hostile(), &FlameOptions::default()).as_bytes());
+}
+
+#[test]
+fn folded_weights_add_up_to_the_stalled_total() {
+    let analysis = fixture::training();
+    for view in View::ALL {
+        assert_eq!(weight(&folded(&analysis, &of_view(view))), analysis.report.totals.stalled_ns, "{view}");
+    }
+}
+
+#[test]
+fn every_folded_line_is_frames_and_one_weight() {
+    for view in View::ALL {
+        for line in folded(&fixture::hostile(), &of_view(view)).lines() {
+            let (stack, weight) = line.rsplit_once(' ').unwrap();
+            assert!(weight.bytes().all(|byte| byte.is_ascii_digit()), "{line}");
+            assert!(stack.split(';').all(|frame| !frame.is_empty() && frame == frame.trim()), "{line}");
+            assert!(!stack.starts_with("# ") && !stack.chars().any(char::is_control), "{line}");
+        }
+    }
+}
+
+#[test]
+fn flame_graphs_are_as_recorded() {
+    let analysis = fixture::training();
+    for view in View::ALL {
+        assert_golden(&format!("training.{view}.svg"), &svg(&analysis, &of_view(view)));
+    }
+    assert_golden("quiet.svg", &svg(&fixture::quiet(), &FlameOptions::default()));
+    assert_golden("hostile.svg", &svg(&fixture::hostile(), &FlameOptions::default()));
+}
+
+#[test]
+fn a_flame_graph_shows_every_stalled_nanosecond() {
+    for analysis in [fixture::training(), fixture::hostile()] {
+        let text = String::from_utf8(svg(&analysis, &FlameOptions::default())).unwrap();
+        let total = format!("total_samples=\"{}\"", analysis.report.totals.stalled_ns);
+        assert!(text.contains(&total), "{total}");
+    }
+}
+
+#[test]
+fn the_json_report_is_as_recorded() {
+    let report = fixture::training().report;
+    let mut out = Vec::new();
+    write_json(&report, &mut out).unwrap();
+    assert_golden("training.json", &out);
+    assert_eq!(serde_json::from_slice::<stallscope::analysis::report::Report>(&out).unwrap(), report);
+}
+
+fn report(analysis: &Analysis, colour: bool) -> String {
+    let mut out = Vec::new();
+    write_report_with(analysis, TextOptions { colour }, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn summary(analysis: &Analysis) -> String {
+    let mut out = Vec::new();
+    write_summary(analysis, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn text_reports_are_as_recorded() {
+    assert_golden("training.txt", report(&fixture::training(), false).as_bytes());
+    assert_golden("training.colour.txt", report(&fixture::training(), true).as_bytes());
+    assert_golden("quiet.txt", report(&fixture::quiet(), false).as_bytes());
+    assert_golden("hostile.txt", report(&fixture::hostile(), false).as_bytes());
+    assert_golden("empty.txt", report(&Analysis::default(), false).as_bytes());
+}
+
+#[test]
+fn summaries_are_as_recorded() {
+    assert_golden("training.summary.txt", summary(&fixture::training()).as_bytes());
+    assert_golden("quiet.summary.txt", summary(&fixture::quiet()).as_bytes());
+    assert_golden("hostile.summary.txt", summary(&fixture::hostile()).as_bytes());
+}
+
+#[test]
+fn text_fits_its_page_and_holds_no_control_characters() {
+    for analysis in [fixture::training(), fixture::hostile(), fixture::quiet(), Analysis::default()] {
+        for text in [report(&analysis, false), summary(&analysis)] {
+            for line in text.lines() {
+                assert!(line.chars().count() <= 100, "{line}");
+                assert!(!line.chars().any(char::is_control), "{line:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_summary_has_at_most_15_lines() {
+    let mut analysis = fixture::hostile();
+    for number in 0..50 {
+        let finding = analysis.report.findings[0].clone();
+        analysis.report.findings.push(finding);
+        let mut stall = analysis.stalls[0].clone();
+        stall.tid = 5000 + number;
+        analysis.stalls.push(stall);
+    }
+    assert_eq!(summary(&analysis).lines().count(), 15);
+}
+
+#[test]
+fn colours_change_nothing_but_colours() {
+    let analysis = fixture::training();
+    let coloured = report(&analysis, true);
+    let mut plain = coloured.clone();
+    for code in ["\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[0m"] {
+        assert!(coloured.contains(code));
+        plain = plain.replace(code, "");
+    }
+    assert_eq!(plain, report(&analysis, false));
+}
+
+fn page(analysis: &Analysis) -> String {
+    let mut out = Vec::new();
+    write_html(analysis, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn html_reports_are_as_recorded() {
+    assert_golden("training.html", page(&fixture::training()).as_bytes());
+    assert_golden("hostile.html", page(&fixture::hostile()).as_bytes());
+}
+
+#[test]
+fn hostile_names_add_no_markup_to_the_html_report() {
+    let text = page(&fixture::hostile());
+    // The flame graph's document is one attribute value: its own quotes are escaped.
+    let mut outside = String::new();
+    for (index, part) in text.split("srcdoc=\"").enumerate() {
+        outside.push_str(if index == 0 { part } else { part.split_once('"').unwrap().1 });
+    }
+    assert!(!outside.contains("<script") && !outside.contains("<img"), "markup outside of the frame");
+    assert_eq!(text.matches("<script").count(), 2, "the two pictures' own scripts");
+    assert!(text.contains("&lt;script&gt;alert(1)&lt;/script&gt; never answered"));
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n' && c != '\t'));
+}
+
+#[test]
+fn the_html_report_loads_nothing() {
+    let text = page(&fixture::training());
+    for loading in ["<link", "src=", "url(http", "@import", "fetch(", "XMLHttpRequest"] {
+        assert!(!text.contains(loading), "{loading}");
+    }
+}
