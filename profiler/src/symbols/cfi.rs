@@ -14,6 +14,8 @@ use super::source::{Source, u32_at};
 
 /// Longest entry of `.eh_frame` that is looked at, bytes. Compilers make some tens to a few thousand.
 const MAX_ENTRY: usize = 64 << 10;
+/// `.eh_frame` of a file without a search table, bytes.
+const MAX_SECTION: u64 = 16 << 20;
 /// Read at first; most entries fit.
 const FIRST_READ: usize = 512;
 /// Rows of the search table read at once when the search has come that near.
@@ -61,7 +63,8 @@ impl Row {
 
 /// The search table of `.eh_frame_hdr` with the usual encoding: pairs of 32-bit offsets (function, entry)
 /// from the start of the section.
-struct SearchTable {
+#[derive(Debug)]
+pub(super) struct SearchTable {
     /// Stated address of the section.
     base: u64,
     /// File offset of the first pair.
@@ -118,9 +121,75 @@ fn encoded_size(encoding: u8) -> Option<usize> {
     }
 }
 
+/// The same for files that have no such table, made by going through `.eh_frame` once: pairs of a
+/// function's start and its entry's address, sorted.
+type OwnTable = Box<[(u64, u64)]>;
+
+fn make_table(elf: &Elf) -> Option<OwnTable> {
+    let section = elf.unwind_section.filter(|section| section.file_size <= MAX_SECTION)?;
+    let bytes = elf.source.read(section.offset, usize::try_from(section.file_size).ok()?)?;
+    let mut frames = EhFrame::new(&bytes, LittleEndian);
+    frames.set_address_size(8);
+    let bases = BaseAddresses::default().set_eh_frame(section.vaddr);
+    let mut entries = frames.entries(&bases);
+    let mut table = Vec::new();
+    // Damage ends the list; what came before it is good.
+    while let Ok(Some(entry)) = entries.next() {
+        if let gimli::CieOrFde::Fde(partial) = entry
+            && let Ok(fde) = partial.parse(EhFrame::cie_from_offset)
+        {
+            table.push((fde.initial_address(), section.vaddr.wrapping_add(fde.offset() as u64)));
+        }
+    }
+    table.sort_unstable();
+    Some(table.into_boxed_slice())
+}
+
+/// Finds entries of `.eh_frame` by the address of a function's code.
+#[derive(Debug)]
+pub(super) enum Lookup {
+    InFile(SearchTable),
+    Own(OwnTable),
+    Missing,
+}
+
+impl Lookup {
+    pub(super) fn open(elf: &Elf) -> Lookup {
+        match SearchTable::open(elf) {
+            Some(table) if elf.native => Lookup::InFile(table),
+            None if elf.native => make_table(elf).map_or(Lookup::Missing, Lookup::Own),
+            _ => Lookup::Missing,
+        }
+    }
+
+    fn find(&self, source: &Source, address: u64) -> Option<u64> {
+        match self {
+            Lookup::InFile(table) => table.find(source, address),
+            Lookup::Own(table) => {
+                let after = table.partition_point(|(start, _)| *start <= address);
+                table.get(after.checked_sub(1)?).map(|(_, entry)| *entry)
+            }
+            Lookup::Missing => None,
+        }
+    }
+
+    /// Resident bytes.
+    pub(super) fn memory(&self) -> usize {
+        match self {
+            Lookup::Own(table) => size_of_val(&**table),
+            Lookup::InFile(_) | Lookup::Missing => 0,
+        }
+    }
+}
+
 /// Rules for the code at the stated `address`, `None` where the file has none for it.
-pub(super) fn find_row(elf: &Elf, address: u64, context: &mut UnwindContext<usize>) -> Option<Row> {
-    let entry = SearchTable::open(elf)?.find(&elf.source, address)?;
+pub(super) fn find_row(
+    elf: &Elf,
+    lookup: &Lookup,
+    address: u64,
+    context: &mut UnwindContext<usize>,
+) -> Option<Row> {
+    let entry = lookup.find(&elf.source, address)?;
     let offset = elf.offset_of(entry)?;
     let fde = read_entry(&elf.source, offset)?;
     let back = u64::from(u32_at(&fde, 4)?);

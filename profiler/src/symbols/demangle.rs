@@ -65,7 +65,8 @@ fn without_clone(symbol: &str) -> &str {
 
 fn rust_name(symbol: &str) -> Option<String> {
     // Old Rust names are valid C++ ones; their last element, a hash, tells them apart.
-    if !symbol.starts_with("_R") && !(symbol.starts_with("_ZN") && symbol.contains("17h")) {
+    let has_hash = symbol.starts_with("_ZN") && symbol.contains("17h");
+    if !has_hash && !symbol.starts_with("_R") {
         return None;
     }
     let name = rustc_demangle::try_demangle(symbol).ok()?;

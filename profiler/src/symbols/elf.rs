@@ -7,6 +7,8 @@ use super::source::{Source, u16_at, u32_at, u64_at};
 const MAX_SEGMENTS: u16 = 256;
 /// Linked files have some dozens of sections.
 const MAX_SECTIONS: u16 = 8192;
+/// Of one section header.
+const SECTION_SIZE: usize = 64;
 /// Of one note segment.
 const MAX_NOTES: u64 = 64 << 10;
 const MAX_BUILD_ID: usize = 64;
@@ -36,6 +38,8 @@ pub(super) struct Elf {
     segments: Vec<Segment>,
     /// The segment of `.eh_frame_hdr`.
     pub unwind_table: Option<Segment>,
+    /// `.eh_frame`, looked for only where there is no search table (static programs).
+    pub unwind_section: Option<Segment>,
     pub symtab: Option<SymbolTable>,
     pub dynsym: Option<SymbolTable>,
     pub build_id: Vec<u8>,
@@ -53,6 +57,7 @@ impl Elf {
             native: u16_at(&header, 18)? == NATIVE_MACHINE,
             segments: Vec::new(),
             unwind_table: None,
+            unwind_section: None,
             symtab: None,
             dynsym: None,
             build_id: Vec::new(),
@@ -92,12 +97,17 @@ impl Elf {
     }
 
     fn read_sections(&mut self, header: &[u8]) -> Option<()> {
-        const SIZE: usize = 64;
+        const SIZE: usize = SECTION_SIZE;
         let count = u16_at(header, 60)?;
         if usize::from(u16_at(header, 58)?) != SIZE || count > MAX_SECTIONS {
             return None;
         }
         let bytes = self.source.read(u64_at(header, 40)?, usize::from(count) * SIZE)?;
+        if self.unwind_table.is_none() {
+            let names = usize::from(u16_at(header, 62)?) * SIZE;
+            self.unwind_section =
+                bytes.get(names..names + SIZE).and_then(|names| self.find_unwind_section(&bytes, names));
+        }
         for entry in bytes.chunks_exact(SIZE) {
             let kind = u32_at(entry, 4)?;
             if kind != elf::SHT_SYMTAB && kind != elf::SHT_DYNSYM {
@@ -120,6 +130,22 @@ impl Elf {
             }
         }
         Some(())
+    }
+
+    /// `names` is the header of the section of section names.
+    fn find_unwind_section(&self, headers: &[u8], names: &[u8]) -> Option<Segment> {
+        const NAME: &[u8] = b".eh_frame\0";
+        let (offset, size) = (u64_at(names, 24)?, u64_at(names, 32)?);
+        headers.chunks_exact(SECTION_SIZE).find_map(|entry| {
+            let name = u64::from(u32_at(entry, 0)?);
+            let name = (name < size).then(|| self.source.read(offset.checked_add(name)?, NAME.len()))??;
+            (name == NAME).then_some(Segment {
+                offset: u64_at(entry, 24)?,
+                vaddr: u64_at(entry, 16)?,
+                file_size: u64_at(entry, 32)?,
+                executable: false,
+            })
+        })
     }
 
     /// Address that the file states for the byte at `offset`, looked for in executable segments first.

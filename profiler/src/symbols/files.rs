@@ -4,6 +4,7 @@
 //! [`MAX_ROWS`] unwind rows; what was used longest ago goes first.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +50,8 @@ struct File {
     full: Names,
     /// `.dynsym`, read when the former has no name for an address.
     exported: Names,
+    /// Opened when the first address is to be unwound.
+    unwind: Option<cfi::Lookup>,
     used: u64,
 }
 
@@ -58,13 +61,13 @@ impl File {
             Names::Own(index) | Names::Debug(index, _) => index.memory(),
             Names::Unread | Names::Missing => 0,
         };
-        size(&self.full) + size(&self.exported)
+        size(&self.full) + size(&self.exported) + self.unwind.as_ref().map_or(0, cfi::Lookup::memory)
     }
 }
 
 #[derive(Default)]
 pub(super) struct Files {
-    files: HashMap<FileId, File>,
+    by_id: HashMap<FileId, File>,
     by_key: HashMap<Key, FileId>,
     last_id: u32,
     clock: u64,
@@ -84,7 +87,7 @@ impl Files {
         }
         let key = (mapping.device, mapping.inode);
         if let Some(&id) = self.by_key.get(&key) {
-            let file = self.files.get(&id)?;
+            let file = self.by_id.get(&id)?;
             if file.elf.source.identity() == file.identity {
                 return Some(id);
             }
@@ -98,7 +101,7 @@ impl Files {
 
     fn open_vdso(&mut self, pid: u32, mapping: &Mapping) -> Option<FileId> {
         let bytes = vdso::read(pid, mapping)?;
-        let same = self.files.iter().find(|(_, file)| match &file.elf.source {
+        let same = self.by_id.iter().find(|(_, file)| match &file.elf.source {
             Source::Memory(known) => **known == *bytes,
             Source::File(_) => false,
         });
@@ -110,8 +113,8 @@ impl Files {
     }
 
     fn insert(&mut self, elf: Elf, identity: Option<Identity>, key: Option<Key>) -> FileId {
-        while self.files.len() >= MAX_FILES {
-            let Some(oldest) = self.files.iter().min_by_key(|(_, file)| file.used).map(|(&id, _)| id) else {
+        while self.by_id.len() >= MAX_FILES {
+            let Some(oldest) = self.by_id.iter().min_by_key(|(_, file)| file.used).map(|(&id, _)| id) else {
                 break;
             };
             self.remove(oldest);
@@ -119,9 +122,16 @@ impl Files {
         self.last_id = self.last_id.wrapping_add(1);
         let id = FileId(self.last_id);
         self.clock += 1;
-        let file =
-            File { elf, identity, key, full: Names::Unread, exported: Names::Unread, used: self.clock };
-        self.files.insert(id, file);
+        let file = File {
+            elf,
+            identity,
+            key,
+            full: Names::Unread,
+            exported: Names::Unread,
+            unwind: None,
+            used: self.clock,
+        };
+        self.by_id.insert(id, file);
         if let Some(key) = key {
             self.by_key.insert(key, id);
         }
@@ -129,19 +139,26 @@ impl Files {
     }
 
     fn remove(&mut self, id: FileId) {
-        if let Some(key) = self.files.remove(&id).and_then(|file| file.key) {
+        if let Some(key) = self.by_id.remove(&id).and_then(|file| file.key) {
             self.by_key.remove(&key);
         }
     }
 
     /// Whether `id` is still open.
     pub(super) fn has(&self, id: FileId) -> bool {
-        self.files.contains_key(&id)
+        self.by_id.contains_key(&id)
     }
 
     /// Address that the file states for the byte at `offset`.
     pub(super) fn address_of(&self, id: FileId, offset: u64) -> Option<u64> {
-        self.files.get(&id)?.elf.address_of(offset)
+        self.by_id.get(&id)?.elf.address_of(offset)
+    }
+
+    /// The eight bytes before the one at `offset`.
+    pub(super) fn bytes_before(&self, id: FileId, offset: u64) -> Option<[u8; 8]> {
+        let mut bytes = [0; 8];
+        let source = &self.by_id.get(&id)?.elf.source;
+        (source.read_at(offset.checked_sub(8)?, &mut bytes) == 8).then_some(bytes)
     }
 
     /// Unwind rules at a stated address.
@@ -149,9 +166,11 @@ impl Files {
         if let Some(row) = self.rows.get(&(id, address)) {
             return row.clone();
         }
-        let file = self.files.get(&id)?;
-        let row = file.elf.native.then(|| cfi::find_row(&file.elf, address, &mut self.context)).flatten();
-        let row = row.map(Arc::new);
+        self.clock += 1;
+        let file = self.by_id.get_mut(&id)?;
+        file.used = self.clock;
+        let lookup = file.unwind.get_or_insert_with(|| cfi::Lookup::open(&file.elf));
+        let row = cfi::find_row(&file.elf, lookup, address, &mut self.context).map(Arc::new);
         if self.rows.len() >= MAX_ROWS {
             self.rows.clear();
         }
@@ -167,7 +186,7 @@ impl Files {
         }
         self.clock += 1;
         let clock = self.clock;
-        let file = self.files.get_mut(&id)?;
+        let file = self.by_id.get_mut(&id)?;
         file.used = clock;
         let before = file.memory();
         let name = look_up(file, address, pid).map(|symbol| demangle(&symbol));
@@ -184,10 +203,10 @@ impl Files {
 
     /// Drops the indexes used longest ago, but that of `keep`, until the bound holds.
     fn shrink(&mut self, keep: FileId) {
-        while self.files.values().map(File::memory).sum::<usize>() > MAX_INDEX {
-            let candidates = self.files.iter_mut().filter(|(id, file)| **id != keep && file.memory() > 0);
+        while self.by_id.values().map(File::memory).sum::<usize>() > MAX_INDEX {
+            let candidates = self.by_id.iter_mut().filter(|(id, file)| **id != keep && file.memory() > 0);
             let Some((_, file)) = candidates.min_by_key(|(_, file)| file.used) else { break };
-            (file.full, file.exported) = (Names::Unread, Names::Unread);
+            (file.full, file.exported, file.unwind) = (Names::Unread, Names::Unread, None);
         }
     }
 }
@@ -197,7 +216,11 @@ fn look_up(file: &mut File, address: u64, pid: u32) -> Option<Vec<u8>> {
     if matches!(file.full, Names::Unread) {
         file.full = match file.elf.symtab {
             Some(table) => Names::Own(Index::build(&file.elf.source, table, &file.elf)),
-            None => open_debug_file(&file.elf, pid).unwrap_or(Names::Missing),
+            None => {
+                let roots = [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")];
+                open_debug_file(&file.elf, &roots)
+                    .map_or(Names::Missing, |(index, source)| Names::Debug(index, source))
+            }
         };
     }
     if let Some(found) = look_up_in(&file.full, &file.elf, address) {
@@ -235,18 +258,20 @@ fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
     (identity.ino == mapping.inode && identity.dev == device).then_some((source, identity))
 }
 
-/// The separate debug file with the module's build id, in the target's root or in ours.
-fn open_debug_file(elf: &Elf, pid: u32) -> Option<Names> {
+/// The separate debug file with the module's build id, under the first root that has it.
+pub(super) fn open_debug_file(elf: &Elf, roots: &[PathBuf]) -> Option<(Index, Source)> {
     let (first, rest) = elf.build_id.split_first()?;
-    let hex: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let path = format!("usr/lib/debug/.build-id/{first:02x}/{hex}.debug");
-    [format!("/proc/{pid}/root/"), "/".to_owned()].iter().find_map(|root| {
-        let (source, _) = Source::open(&Path::new(root).join(&path)).ok()?;
+    let mut path = format!("usr/lib/debug/.build-id/{first:02x}/");
+    for byte in rest {
+        write!(path, "{byte:02x}").ok()?;
+    }
+    path.push_str(".debug");
+    roots.iter().find_map(|root| {
+        let (source, _) = Source::open(&root.join(&path)).ok()?;
         let debug = Elf::parse(source)?;
         if debug.build_id != elf.build_id {
             return None;
         }
-        let index = Index::build(&debug.source, debug.symtab?, elf);
-        Some(Names::Debug(index, debug.source))
+        Some((Index::build(&debug.source, debug.symtab?, elf), debug.source))
     })
 }

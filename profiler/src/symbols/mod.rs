@@ -13,6 +13,8 @@ mod elf;
 mod files;
 mod kernel;
 mod live;
+#[cfg(test)]
+mod live_tests;
 mod maps;
 mod memory;
 mod modules;

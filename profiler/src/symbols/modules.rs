@@ -187,4 +187,21 @@ impl AddressSpace for Space<'_> {
         let (Some(file), Some(stated)) = (place.file, place.stated) else { return Code::Bare };
         self.modules.files.row(file, stated).map_or(Code::Bare, Code::Rules)
     }
+
+    fn follows_call(&mut self, address: u64) -> bool {
+        let Some(place) = self.place(address) else { return false };
+        let bytes = place.file.and_then(|file| self.modules.files.bytes_before(file, place.offset));
+        bytes.is_some_and(|bytes| is_call(&bytes))
+    }
+}
+
+/// Whether code that ends with these bytes ends with a call, as far as that can be told from behind.
+fn is_call(code: &[u8; 8]) -> bool {
+    if cfg!(target_arch = "aarch64") {
+        let word = u32::from_le_bytes([code[4], code[5], code[6], code[7]]);
+        return word >> 26 == 0x25 || word & 0xffff_fc1f == 0xd63f_0000;
+    }
+    // `call rel32`, or `call r/m64`: ff /2, two to seven bytes long.
+    let indirect = code.windows(2).skip(1).any(|pair| matches!(pair, [0xff, mode] if mode & 0x38 == 0x10));
+    code[3] == 0xe8 || indirect
 }

@@ -32,7 +32,7 @@ mod arch {
 }
 
 /// Registers that rules may refer to: all general ones of both architectures.
-pub(super) use arch::RETURN;
+pub(super) use arch::{FP as FRAME_POINTER, RETURN};
 
 const COUNT: usize = 33;
 /// Operations of one expression; real ones have fewer than twenty, hostile ones loop.

@@ -3,12 +3,17 @@
 
 use std::sync::Arc;
 
-use super::cfi::{Row, Rule};
-use super::registers::{Memory, RETURN, RegisterFile, Step, frame_record};
+use super::cfi::{Cfa, Row, Rule};
+use super::registers::{FRAME_POINTER, Memory, RETURN, RegisterFile, Step, frame_record};
 use crate::probes::event::Registers;
 
 /// Frames of one stack at most.
 pub(super) const MAX_FRAMES: usize = 256;
+
+/// Words of stack that are looked through for a frame: 64 KiB.
+const MAX_SCAN: u64 = 8192;
+/// Return addresses among them from which a walk is tried.
+const MAX_TRIALS: u32 = 64;
 
 /// A program counter of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +56,29 @@ pub(super) trait AddressSpace {
         !matches!(self.code(address), Code::Unmapped)
     }
 
+    /// Whether the instruction before `address` is a call.
+    fn follows_call(&mut self, address: u64) -> bool;
+
     /// Whether the rules say that `address` has no caller.
     fn is_outermost(&mut self, address: u64) -> bool {
         match self.code(address) {
             Code::Rules(row) => matches!(row.rule(RETURN), Some(Rule::Undefined)),
             Code::Bare | Code::Unmapped => false,
         }
+    }
+}
+
+impl Row {
+    /// Where the frame's upper end lies from the frame pointer, for frames that are found by it.
+    fn frame_pointer_offset(&self) -> Option<u64> {
+        match self.cfa {
+            Cfa::Register(FRAME_POINTER, offset) => u64::try_from(offset).ok(),
+            _ => None,
+        }
+    }
+
+    fn needs_frame_pointer(&self) -> bool {
+        self.frame_pointer_offset().is_some()
     }
 }
 
@@ -91,44 +113,106 @@ impl Memory for Snippet<'_> {
 
 /// Unwinds from `registers` as far as rules and memory lead.
 pub(super) fn walk(space: &mut impl AddressSpace, registers: Registers, memory: &mut impl Memory) -> Walk {
-    let mut file = RegisterFile::new(registers);
-    let mut walk = Walk::default();
-    let mut pc = Pc::exact(registers.ip);
-    while walk.frames.len() < MAX_FRAMES {
-        let code = space.code(pc.site());
-        if matches!(code, Code::Unmapped) && !walk.frames.is_empty() {
+    let mut walker =
+        Walker { file: RegisterFile::new(registers), pc: Pc::exact(registers.ip), walk: Walk::default() };
+    while let Some(row) = walker.advance(space, memory) {
+        if !walker.find_frame_pointer(&row, space, memory) {
             break;
         }
-        let first = walk.frames.is_empty();
-        walk.frames.push(pc);
-        walk.stack_pointer = file.stack_pointer();
-        let next = match code {
-            Code::Rules(row) => match file.step(&row, first, memory) {
-                // A signal interrupts anywhere: what it returns to is not behind a call.
-                Step::Caller(address) if row.signal => Some(Pc::exact(address)),
-                Step::Caller(address) => Some(Pc::after_call(address)),
-                Step::Outermost => {
-                    walk.complete = true;
-                    None
-                }
-                Step::Lost => None,
-            },
-            Code::Bare | Code::Unmapped => file.step_by_frame_pointer(memory).map(Pc::after_call),
-        };
-        match next {
-            Some(next) => pc = next,
-            None => break,
-        }
     }
-    walk
+    walker.walk
+}
+
+/// A walk that is under way.
+#[derive(Clone)]
+struct Walker {
+    file: RegisterFile,
+    pc: Pc,
+    walk: Walk,
+}
+
+impl Walker {
+    /// Walks to the end, or to a frame that cannot be left without the frame pointer, whose value is not
+    /// known; returns that frame's rules then.
+    fn advance(&mut self, space: &mut impl AddressSpace, memory: &mut impl Memory) -> Option<Arc<Row>> {
+        while self.walk.frames.len() < MAX_FRAMES {
+            let code = space.code(self.pc.site());
+            let first = self.walk.frames.is_empty();
+            if matches!(code, Code::Unmapped) && !first {
+                break;
+            }
+            self.walk.frames.push(self.pc);
+            self.walk.stack_pointer = self.file.stack_pointer();
+            self.pc = match code {
+                Code::Rules(row) => match self.file.step(&row, first, memory) {
+                    // A signal interrupts anywhere: what it returns to is not behind a call.
+                    Step::Caller(address) if row.signal => Pc::exact(address),
+                    Step::Caller(address) => Pc::after_call(address),
+                    Step::Outermost => {
+                        self.walk.complete = true;
+                        return None;
+                    }
+                    Step::Lost => {
+                        return (row.needs_frame_pointer() && self.file.frame_pointer().is_none())
+                            .then_some(row);
+                    }
+                },
+                Code::Bare | Code::Unmapped => Pc::after_call(self.file.step_by_frame_pointer(memory)?),
+            };
+        }
+        None
+    }
+
+    /// Looks for the frame of a function that is found by the frame pointer only, in the stack above: at
+    /// the lowest place from which the rest of the walk leads to the thread's start. `/proc` tells the
+    /// program counter and the stack pointer of a blocked thread, no other register.
+    ///
+    /// On success the walk stands before that frame again, and the frame pointer is known.
+    fn find_frame_pointer(
+        &mut self,
+        row: &Row,
+        space: &mut impl AddressSpace,
+        memory: &mut impl Memory,
+    ) -> bool {
+        let Some(offset) = row.frame_pointer_offset() else { return false };
+        let mut tried = 0;
+        for slot in 0..MAX_SCAN {
+            // The return address lies just below the frame's upper end.
+            let Some(place) = self.file.stack_pointer().checked_add(slot * 8) else { return false };
+            let Some(address) = memory.read(place) else { return false };
+            if !space.follows_call(address) {
+                continue;
+            }
+            let Some(pointer) = place.checked_add(8).and_then(|end| end.checked_sub(offset)) else {
+                continue;
+            };
+            let mut trial = self.clone();
+            trial.retry_with(pointer);
+            let _ = trial.advance(space, memory);
+            if trial.walk.complete {
+                self.retry_with(pointer);
+                return true;
+            }
+            tried += 1;
+            if tried >= MAX_TRIALS {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn retry_with(&mut self, pointer: u64) {
+        self.walk.frames.pop();
+        self.file.set_frame_pointer(Some(pointer));
+    }
 }
 
 /// Continues a walk that ended early with the kernel's frames (`kernel[0]` is the program counter itself,
 /// the others are return addresses).
 ///
 /// The kernel's frames lack functions that keep no frame pointer, but reach beyond the snippet. They are
-/// joined on at the outermost address that both walks have; where they share none, by the place of their
-/// frame records: those above the stack pointer that the walk reached are callers.
+/// joined on by the place of their frame records: those above the stack pointer that the walk reached are
+/// its callers. Where these places cannot be told, behind the outermost address that both walks have.
 pub(super) fn splice(
     space: &mut impl AddressSpace,
     mut walk: Walk,
@@ -139,10 +223,9 @@ pub(super) fn splice(
     if walk.complete {
         return walk;
     }
-    let rest = match shared_address(&walk, kernel) {
-        Some(index) => kernel.get(index + 1..),
-        None => first_beyond(&walk, kernel, registers, snippet).and_then(|index| kernel.get(index..)),
-    };
+    let beyond = first_beyond(&walk, kernel, registers, snippet);
+    let index = beyond.or_else(|| shared_address(&walk, kernel).map(|index| index + 1));
+    let rest = index.and_then(|index| kernel.get(index..));
     for &address in rest.unwrap_or_default() {
         let pc = Pc::after_call(address);
         if walk.frames.len() >= MAX_FRAMES || !space.is_code(pc.site()) {
