@@ -126,7 +126,7 @@ fn encoded_size(encoding: u8) -> Option<usize> {
 type OwnTable = Box<[(u64, u64)]>;
 
 fn make_table(elf: &Elf) -> Option<OwnTable> {
-    let section = elf.unwind_section.filter(|section| section.file_size <= MAX_SECTION)?;
+    let section = elf.read_unwind_section().filter(|section| section.file_size <= MAX_SECTION)?;
     let bytes = elf.source.read(section.offset, usize::try_from(section.file_size).ok()?)?;
     let mut frames = EhFrame::new(&bytes, LittleEndian);
     frames.set_address_size(8);

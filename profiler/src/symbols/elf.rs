@@ -38,8 +38,6 @@ pub(super) struct Elf {
     segments: Vec<Segment>,
     /// The segment of `.eh_frame_hdr`.
     pub unwind_table: Option<Segment>,
-    /// `.eh_frame`, looked for only where there is no search table (static programs).
-    pub unwind_section: Option<Segment>,
     pub symtab: Option<SymbolTable>,
     pub dynsym: Option<SymbolTable>,
     pub build_id: Vec<u8>,
@@ -57,7 +55,6 @@ impl Elf {
             native: u16_at(&header, 18)? == NATIVE_MACHINE,
             segments: Vec::new(),
             unwind_table: None,
-            unwind_section: None,
             symtab: None,
             dynsym: None,
             build_id: Vec::new(),
@@ -98,16 +95,7 @@ impl Elf {
 
     fn read_sections(&mut self, header: &[u8]) -> Option<()> {
         const SIZE: usize = SECTION_SIZE;
-        let count = u16_at(header, 60)?;
-        if usize::from(u16_at(header, 58)?) != SIZE || count > MAX_SECTIONS {
-            return None;
-        }
-        let bytes = self.source.read(u64_at(header, 40)?, usize::from(count) * SIZE)?;
-        if self.unwind_table.is_none() {
-            let names = usize::from(u16_at(header, 62)?) * SIZE;
-            self.unwind_section =
-                bytes.get(names..names + SIZE).and_then(|names| self.find_unwind_section(&bytes, names));
-        }
+        let bytes = self.read_section_headers(header)?;
         for entry in bytes.chunks_exact(SIZE) {
             let kind = u32_at(entry, 4)?;
             if kind != elf::SHT_SYMTAB && kind != elf::SHT_DYNSYM {
@@ -132,9 +120,21 @@ impl Elf {
         Some(())
     }
 
-    /// `names` is the header of the section of section names.
-    fn find_unwind_section(&self, headers: &[u8], names: &[u8]) -> Option<Segment> {
+    fn read_section_headers(&self, header: &[u8]) -> Option<Vec<u8>> {
+        let count = u16_at(header, 60)?;
+        if usize::from(u16_at(header, 58)?) != SECTION_SIZE || count > MAX_SECTIONS {
+            return None;
+        }
+        self.source.read(u64_at(header, 40)?, usize::from(count) * SECTION_SIZE)
+    }
+
+    /// `.eh_frame`: for files without a search table, as static programs are. Read when it is needed.
+    pub(super) fn read_unwind_section(&self) -> Option<Segment> {
         const NAME: &[u8] = b".eh_frame\0";
+        let header = self.source.read(0, 64)?;
+        let headers = self.read_section_headers(&header)?;
+        let names = usize::from(u16_at(&header, 62)?) * SECTION_SIZE;
+        let names = headers.get(names..names.checked_add(SECTION_SIZE)?)?;
         let (offset, size) = (u64_at(names, 24)?, u64_at(names, 32)?);
         headers.chunks_exact(SECTION_SIZE).find_map(|entry| {
             let name = u64::from(u32_at(entry, 0)?);
@@ -167,11 +167,11 @@ impl Elf {
         })
     }
 
-    /// Whether `address` lies in an executable segment.
-    pub(super) fn is_code(&self, address: u64) -> bool {
-        self.segments.iter().any(|segment| {
-            let delta = address.checked_sub(segment.vaddr);
-            segment.executable && delta.is_some_and(|delta| delta < segment.file_size)
+    /// End of the executable segment that `address` lies in.
+    pub(super) fn code_end(&self, address: u64) -> Option<u64> {
+        self.segments.iter().filter(|segment| segment.executable).find_map(|segment| {
+            let delta = address.checked_sub(segment.vaddr)?;
+            (delta < segment.file_size).then(|| segment.vaddr.saturating_add(segment.file_size))
         })
     }
 
@@ -199,5 +199,117 @@ fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
             return notes.get(body..body.checked_add(size.min(MAX_BUILD_ID))?).map(<[u8]>::to_vec);
         }
         at = body.checked_add(size.checked_next_multiple_of(4)?)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use gimli::UnwindContext;
+
+    use super::*;
+    use crate::symbols::cfi;
+    use crate::symbols::live_tests::{compile, run};
+    use crate::symbols::names::Index;
+
+    fn parse(path: &Path) -> Elf {
+        Elf::parse(Source::open(path).unwrap().0).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_not_taken_for_file_offsets() {
+        let folder = tempfile::tempdir().unwrap();
+        // Text at an address far from its place in the file.
+        let flags = ["-O2", "-no-pie", "-Wl,-Ttext-segment=0x7000000"];
+        let elf = parse(&compile(folder.path(), "chain.c", &flags));
+        let index = Index::build(&elf.source, elf.symtab.unwrap(), &elf);
+        let segment = *elf.segments.iter().find(|segment| segment.executable).unwrap();
+        assert!(segment.vaddr >= 0x700_0000 && segment.offset < 0x10_0000);
+        let offset = segment.offset + segment.file_size / 2;
+        let address = elf.address_of(offset).unwrap();
+        assert_eq!(address, segment.vaddr + segment.file_size / 2);
+        assert_eq!(elf.offset_of(address), Some(offset));
+        assert_eq!(elf.address_of(u64::MAX), None);
+        let named = |address| {
+            let name = index.find(address)?;
+            String::from_utf8(index.name(&elf.source, name)?).ok()
+        };
+        let code = segment.vaddr..segment.vaddr + segment.file_size;
+        let names: Vec<_> = code.clone().filter_map(named).collect();
+        for function in ["inner", "middle", "outer", "main", "_start"] {
+            assert!(names.iter().any(|name| name == function), "{function}");
+        }
+        assert_eq!(named(segment.offset), None);
+        assert_eq!(named(code.end), None);
+    }
+
+    #[test]
+    fn sizes_end_functions_and_aliases_have_an_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let object = compile(folder.path(), "aliases.c", &["-shared", "-fPIC", "-O1"]);
+        let elf = parse(&object);
+        let index = Index::build(&elf.source, elf.dynsym.unwrap(), &elf);
+        let named = |address| {
+            let name = index.find(address)?;
+            String::from_utf8(index.name(&elf.source, name)?).ok()
+        };
+        let mut names: Vec<_> = (0..0x5000).filter_map(named).collect();
+        names.dedup();
+        names.sort();
+        // `__libc_receive` and `__receive` are the same code as `receive`; `padded` is followed by a gap.
+        assert_eq!(names, ["padded", "receive"]);
+    }
+
+    /// Everything that is done with a module's file.
+    fn exercise(bytes: Vec<u8>, context: &mut UnwindContext<usize>) -> usize {
+        let Some(elf) = Elf::parse(Source::Memory(Arc::from(bytes))) else { return 0 };
+        let lookup = cfi::Lookup::open(&elf);
+        let mut found = 0;
+        let indexes: Vec<_> = [elf.symtab, elf.dynsym].into_iter().flatten().collect();
+        let indexes: Vec<_> = indexes.iter().map(|&table| Index::build(&elf.source, table, &elf)).collect();
+        for address in (0..0x4000).step_by(19).chain([u64::MAX, 1 << 63]) {
+            let stated = elf.address_of(address).unwrap_or(address);
+            found += usize::from(cfi::find_row(&elf, &lookup, stated, context).is_some());
+            for index in &indexes {
+                let name = index.find(stated).and_then(|name| index.name(&elf.source, name));
+                found += usize::from(name.is_some());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn damaged_files_do_no_harm() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = compile(folder.path(), "aligned.c", &["-O2"]);
+        let with_table = std::fs::read(&path).unwrap();
+        run(std::process::Command::new("strip").args(["-R", ".eh_frame_hdr"]).arg(&path));
+        let without_table = std::fs::read(&path).unwrap();
+        let mut context = UnwindContext::new();
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = move |bound: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random % bound as u64) as usize
+        };
+        for whole in [with_table, without_table] {
+            assert!(exercise(whole.clone(), &mut context) > 10);
+            for round in 0..600 {
+                let mut bytes = whole.clone();
+                // The headers, the tables of symbols and the unwind tables get their share of the damage.
+                let span = if round % 2 == 0 { 1024 } else { bytes.len() };
+                for _ in 0..=next(24) {
+                    let at = next(span);
+                    bytes[at] = if next(2) == 0 { 0xff } else { next(256) as u8 };
+                }
+                if round % 3 == 0 {
+                    bytes.truncate(next(whole.len()));
+                }
+                exercise(bytes, &mut context);
+            }
+        }
     }
 }

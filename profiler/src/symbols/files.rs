@@ -214,13 +214,12 @@ impl Files {
 /// Symbol of the function around `address`.
 fn look_up(file: &mut File, address: u64, pid: u32) -> Option<Vec<u8>> {
     if matches!(file.full, Names::Unread) {
-        file.full = match file.elf.symtab {
-            Some(table) => Names::Own(Index::build(&file.elf.source, table, &file.elf)),
-            None => {
-                let roots = [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")];
-                open_debug_file(&file.elf, &roots)
-                    .map_or(Names::Missing, |(index, source)| Names::Debug(index, source))
-            }
+        file.full = if let Some(table) = file.elf.symtab {
+            Names::Own(Index::build(&file.elf.source, table, &file.elf))
+        } else {
+            let roots = [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")];
+            open_debug_file(&file.elf, &roots)
+                .map_or(Names::Missing, |(index, source)| Names::Debug(index, source))
         };
     }
     if let Some(found) = look_up_in(&file.full, &file.elf, address) {

@@ -59,7 +59,7 @@ impl Drop for Program {
     }
 }
 
-fn compile(folder: &Path, source: &str, flags: &[&str]) -> PathBuf {
+pub(super) fn compile(folder: &Path, source: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/symbols").join(source);
     let compiler = if source.extension().is_some_and(|extension| extension == "cc") { "g++" } else { "gcc" };
     let program = folder.join("program");
@@ -67,7 +67,7 @@ fn compile(folder: &Path, source: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-fn run(command: &mut Command) {
+pub(super) fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
@@ -164,6 +164,16 @@ fn unwinds_frames_of_variable_size() {
     }
 }
 
+#[test]
+fn finds_frames_whose_frame_pointer_is_not_known() {
+    // What `/proc` tells of a blocked thread lacks the frame pointer, by which alone these frames are found.
+    for flags in [&["-O0"][..], &["-O2", "-fno-omit-frame-pointer"]] {
+        assert_chain(&Program::start("chain.c", flags).live_stack(), &CHAIN);
+    }
+    let stack = Program::start("aligned.c", &["-O2"]).live_stack();
+    assert_chain(&stack, &["read", "inner", "realigned", "outer", "main"]);
+}
+
 #[inline(never)]
 fn block_in_rust(fd: &OwnedFd) -> usize {
     let mut byte = [0];
@@ -224,7 +234,7 @@ fn raw_stack(pid: u32, snippet: usize) -> RawStack {
     bytes.truncate(len);
     let mut frames = vec![regs.ip];
     let mut pointer = regs.bp;
-    let mut word = |address: u64| {
+    let word = |address: u64| {
         let mut bytes = [0; 8];
         (read_process(pid, address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     };
@@ -304,7 +314,7 @@ fn a_separate_debug_file_is_found_by_build_id_only() {
     let (source, _) = super::source::Source::open(&path).unwrap();
     let elf = super::elf::Elf::parse(source).unwrap();
     assert_eq!(elf.build_id.len(), 20);
-    let hex: String = elf.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = elf.build_id.iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
     let debug = folder.path().join("usr/lib/debug/.build-id").join(&hex[..2]);
     std::fs::create_dir_all(&debug).unwrap();
     let debug = debug.join(format!("{}.debug", &hex[2..]));

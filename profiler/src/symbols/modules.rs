@@ -189,14 +189,15 @@ impl AddressSpace for Space<'_> {
     }
 
     fn follows_call(&mut self, address: u64) -> bool {
-        let Some(place) = self.place(address) else { return false };
+        // Asked for any word of a stack: most are no addresses, and no reason to read the mappings again.
+        let Some(place) = self.place_as_known(address) else { return false };
         let bytes = place.file.and_then(|file| self.modules.files.bytes_before(file, place.offset));
-        bytes.is_some_and(|bytes| is_call(&bytes))
+        bytes.is_some_and(|bytes| is_call(bytes))
     }
 }
 
 /// Whether code that ends with these bytes ends with a call, as far as that can be told from behind.
-fn is_call(code: &[u8; 8]) -> bool {
+fn is_call(code: [u8; 8]) -> bool {
     if cfg!(target_arch = "aarch64") {
         let word = u32::from_le_bytes([code[4], code[5], code[6], code[7]]);
         return word >> 26 == 0x25 || word & 0xffff_fc1f == 0xd63f_0000;

@@ -22,14 +22,20 @@ const SYMBOL_SIZE: usize = 24;
 /// Symbols read at once.
 const CHUNK: usize = 2048;
 /// Symbols of one table that are looked at; the largest libraries have about one million.
-const MAX_SYMBOLS: u64 = 4 << 20;
+const MAX_SYMBOLS: u64 = 8 << 20;
+/// Functions of one table that are kept: 24 MiB.
+const MAX_ENTRIES: usize = 2 << 20;
+/// Names of one address that are compared.
+const MAX_ALIASES: usize = 64;
 /// Longest symbol, bytes; longer ones are cut, and not demangled then.
 const MAX_SYMBOL: usize = 4096;
 /// Reach of a symbol without a size, bytes.
 const UNSIZED_REACH: u32 = 4096;
 /// Symbols looked back at for one that encloses an address.
 const LOOK_BACK: usize = 16;
-const WINDOW: usize = 64 << 10;
+/// String table read at once to compare names, bytes, and how often.
+const WINDOW: usize = 4 << 10;
+const MAX_WINDOWS: u32 = 200_000;
 
 /// Addresses relative to the image's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +72,15 @@ impl Index {
         let mut strings = Strings::new(source, table);
         let mut entries = Vec::with_capacity(candidates.len());
         for group in candidates.chunk_by(|a, b| a.entry.address == b.entry.address) {
-            let best = match group {
-                [only] => Some(only),
-                _ => group.iter().min_by_key(|candidate| preference(candidate, &mut strings)),
+            let best = if let [only] = group {
+                Some(only)
+            } else {
+                let aliases = group.iter().take(MAX_ALIASES);
+                aliases.min_by_key(|candidate| preference(candidate, &mut strings))
             };
             entries.extend(best.map(|candidate| candidate.entry));
         }
+        give_sizes(&mut entries, image);
         Index {
             base: image.base(),
             strings_offset: table.strings_offset,
@@ -89,16 +98,8 @@ impl Index {
     pub(super) fn find(&self, address: u64) -> Option<u32> {
         let relative = u32::try_from(address.checked_sub(self.base)?).ok()?;
         let after = self.entries.partition_point(|entry| entry.address <= relative);
-        let next = self.entries.get(after).map_or(u32::MAX, |entry| entry.address);
         let before = self.entries.get(after.saturating_sub(LOOK_BACK)..after)?;
-        for (back, entry) in before.iter().rev().enumerate() {
-            let delta = relative.checked_sub(entry.address)?;
-            let unsized_hit = back == 0 && entry.size == 0 && delta < UNSIZED_REACH && relative < next;
-            if delta < entry.size || unsized_hit {
-                return Some(entry.name);
-            }
-        }
-        None
+        before.iter().rev().find(|entry| relative - entry.address < entry.size).map(|entry| entry.name)
     }
 
     /// The symbol at this offset of the string table.
@@ -115,13 +116,27 @@ impl Index {
     }
 }
 
+/// Symbols without a size get one: up to the next symbol or the segment's end.
+fn give_sizes(entries: &mut [Entry], image: &Elf) {
+    let mut next = u32::MAX;
+    for entry in entries.iter_mut().rev() {
+        if entry.size == 0 {
+            let address = image.base().saturating_add(u64::from(entry.address));
+            let room = image.code_end(address).map_or(0, |end| end.saturating_sub(address));
+            let room = u32::try_from(room).unwrap_or(u32::MAX);
+            entry.size = UNSIZED_REACH.min(next.saturating_sub(entry.address)).min(room);
+        }
+        next = entry.address;
+    }
+}
+
 fn read_candidates(source: &Source, table: SymbolTable, image: &Elf) -> Vec<Candidate> {
     let base = image.base();
     let mut candidates = Vec::new();
     let mut buffer = vec![0; CHUNK * SYMBOL_SIZE];
     let mut left = (table.size / SYMBOL_SIZE as u64).min(MAX_SYMBOLS);
     let mut offset = table.offset;
-    while left > 0 {
+    while left > 0 && candidates.len() < MAX_ENTRIES {
         let wanted = left.min(CHUNK as u64) as usize * SYMBOL_SIZE;
         let Some(chunk) = buffer.get_mut(..wanted) else { break };
         let len = source.read_at(offset, chunk);
@@ -144,7 +159,8 @@ fn candidate(symbol: &[u8], base: u64, image: &Elf) -> Option<Candidate> {
     let is_label = kind == elf::STT_NOTYPE && binding != elf::STB_LOCAL;
     let address = u64_at(symbol, 8)?;
     let name = u32_at(symbol, 0)?;
-    if !(is_function || is_label) || name == 0 || u16_at(symbol, 6)? == 0 || !image.is_code(address) {
+    if !(is_function || is_label) || name == 0 || u16_at(symbol, 6)? == 0 || image.code_end(address).is_none()
+    {
         return None;
     }
     let entry = Entry {
@@ -178,11 +194,12 @@ struct Strings<'a> {
     table: SymbolTable,
     start: u64,
     window: Vec<u8>,
+    windows: u32,
 }
 
 impl<'a> Strings<'a> {
     fn new(source: &'a Source, table: SymbolTable) -> Strings<'a> {
-        Strings { source, table, start: 0, window: Vec::new() }
+        Strings { source, table, start: 0, window: Vec::new(), windows: 0 }
     }
 
     /// The first bytes of a name: enough to compare by.
@@ -193,6 +210,10 @@ impl<'a> Strings<'a> {
             name.checked_sub(start).is_some_and(|offset| offset + ENOUGH as u64 <= len as u64)
         };
         if !covered(self.start, self.window.len()) {
+            self.windows += 1;
+            if self.windows > MAX_WINDOWS {
+                return Vec::new();
+            }
             let room = self.table.strings_size.saturating_sub(name).min(WINDOW as u64);
             self.window.resize(room as usize, 0);
             let len = self.source.read_at(self.table.strings_offset.saturating_add(name), &mut self.window);

@@ -204,3 +204,62 @@ impl RegisterFile {
         Some(address)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Words(u64);
+
+    impl Memory for Words {
+        fn read(&mut self, address: u64) -> Option<u64> {
+            (0x1000..0x2000).contains(&address).then_some(address + self.0)
+        }
+    }
+
+    fn step(cfa: Cfa, rules: Vec<(u16, Rule)>, sp: u64) -> (Step, RegisterFile) {
+        let mut file = RegisterFile::new(Registers { ip: 0x400, sp, bp: 0x1800 });
+        let step = file.step(&Row { cfa, rules, signal: false }, true, &mut Words(0));
+        (step, file)
+    }
+
+    fn saved(offset: i64) -> Vec<(u16, Rule)> {
+        vec![(RETURN, Rule::Offset(offset))]
+    }
+
+    #[test]
+    fn expressions_read_registers_and_memory() {
+        // The word at FP - 16, as in realigned frames.
+        let cfa = Cfa::Expression(Box::new([0x70 + FRAME_POINTER as u8, 0x70, 0x06]));
+        let (step, file) = step(cfa, saved(-8), 0x1100);
+        assert_eq!(step, Step::Caller(0x17e8));
+        assert_eq!(file.stack_pointer(), 0x17f0);
+    }
+
+    #[test]
+    fn hostile_rules_end_the_walk() {
+        // An endless loop: skip back over itself.
+        let endless = Cfa::Expression(Box::new([0x2f, 0xfd, 0xff]));
+        // Pushes without end.
+        let pushing = Cfa::Expression(Box::new([0x31, 0x2f, 0xfc, 0xff]));
+        let empty = Cfa::Expression(Box::new([]));
+        let at_sp = |offset| Cfa::Register(arch::SP, offset);
+        for cfa in [endless, pushing, empty, at_sp(i64::MIN), at_sp(i64::MAX), Cfa::Register(999, 8)] {
+            assert_eq!(step(cfa, saved(-8), 0x1100).0, Step::Lost);
+        }
+        for offset in [i64::MIN, i64::MAX, -0x4000, 0x4000] {
+            assert_eq!(step(at_sp(16), saved(offset), 0x1100).0, Step::Lost);
+        }
+        // A stack that does not come nearer to its end.
+        assert_eq!(step(at_sp(-16), saved(-8), 0x1100).0, Step::Lost);
+        for sp in [0, 1, u64::MAX - 7, u64::MAX] {
+            assert_eq!(step(at_sp(16), saved(-8), sp).0, Step::Lost);
+        }
+    }
+
+    #[test]
+    fn an_undefined_return_address_is_the_end() {
+        let rules = vec![(RETURN, Rule::Undefined)];
+        assert_eq!(step(Cfa::Register(arch::SP, 8), rules, 0x1100).0, Step::Outermost);
+    }
+}

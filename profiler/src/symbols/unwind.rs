@@ -69,16 +69,12 @@ pub(super) trait AddressSpace {
 }
 
 impl Row {
-    /// Where the frame's upper end lies from the frame pointer, for frames that are found by it.
-    fn frame_pointer_offset(&self) -> Option<u64> {
-        match self.cfa {
-            Cfa::Register(FRAME_POINTER, offset) => u64::try_from(offset).ok(),
-            _ => None,
-        }
-    }
-
     fn needs_frame_pointer(&self) -> bool {
-        self.frame_pointer_offset().is_some()
+        match self.cfa {
+            Cfa::Register(register, _) => register == FRAME_POINTER,
+            // Realigned frames: the expression begins with the frame pointer.
+            Cfa::Expression(_) => true,
+        }
     }
 }
 
@@ -174,22 +170,21 @@ impl Walker {
         space: &mut impl AddressSpace,
         memory: &mut impl Memory,
     ) -> bool {
-        let Some(offset) = row.frame_pointer_offset() else { return false };
         let mut tried = 0;
         for slot in 0..MAX_SCAN {
-            // The return address lies just below the frame's upper end.
-            let Some(place) = self.file.stack_pointer().checked_add(slot * 8) else { return false };
-            let Some(address) = memory.read(place) else { return false };
-            if !space.follows_call(address) {
-                continue;
+            let Some(pointer) = self.file.stack_pointer().checked_add(slot * 8) else { return false };
+            if memory.read(pointer).is_none() {
+                return false;
             }
-            let Some(pointer) = place.checked_add(8).and_then(|end| end.checked_sub(offset)) else {
-                continue;
-            };
             let mut trial = self.clone();
             trial.retry_with(pointer);
+            match trial.file.clone().step(row, false, memory) {
+                Step::Caller(address) if space.follows_call(address) => {}
+                _ => continue,
+            }
             let _ = trial.advance(space, memory);
-            if trial.walk.complete {
+            // A return address of 0 ends a stack too, but nonsense is full of zeros.
+            if trial.walk.complete && trial.pc_is_outermost(space) {
                 self.retry_with(pointer);
                 return true;
             }
@@ -199,6 +194,10 @@ impl Walker {
             }
         }
         false
+    }
+
+    fn pc_is_outermost(&self, space: &mut impl AddressSpace) -> bool {
+        self.walk.frames.last().is_some_and(|pc| space.is_outermost(pc.site()))
     }
 
     fn retry_with(&mut self, pointer: u64) {
@@ -284,4 +283,117 @@ fn first_beyond(
         pointer = caller;
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Code from 0x1000 to 0x2000 without rules; 0x1f00 and above is the thread's start.
+    struct Plain;
+
+    impl AddressSpace for Plain {
+        fn code(&mut self, address: u64) -> Code {
+            match address {
+                0x1000..0x1f00 => Code::Bare,
+                0x1f00..0x2000 => {
+                    let rules = vec![(RETURN, Rule::Undefined)];
+                    Code::Rules(Arc::new(Row { cfa: Cfa::Register(0, 0), rules, signal: false }))
+                }
+                _ => Code::Unmapped,
+            }
+        }
+
+        fn follows_call(&mut self, address: u64) -> bool {
+            self.is_code(address)
+        }
+    }
+
+    fn walk_of(addresses: &[u64], stack_pointer: u64) -> Walk {
+        let mut frames: Vec<_> = addresses.iter().map(|&address| Pc::after_call(address)).collect();
+        frames[0] = Pc::exact(addresses[0]);
+        Walk { frames, complete: false, stack_pointer }
+    }
+
+    fn addresses(walk: &Walk) -> Vec<u64> {
+        walk.frames.iter().map(|pc| pc.address).collect()
+    }
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn splice_at(walk: Walk, kernel: &[u64], bp: u64, words: &[u64]) -> Walk {
+        let bytes = bytes(words);
+        let registers = Registers { ip: kernel[0], sp: 0x8000, bp };
+        let mut snippet = Snippet { base: 0x8000, bytes: &bytes };
+        splice(&mut Plain, walk, kernel, registers, &mut snippet)
+    }
+
+    #[test]
+    fn kernel_frames_are_joined_by_the_place_of_their_records() {
+        // Records at 0x8010 and, beyond the snippet, at 0x9000. The walk found two functions without frame
+        // pointers and stopped with its stack pointer at 0x8020. All recursion: the addresses tell nothing.
+        let walk = walk_of(&[0x1100, 0x1200, 0x1200, 0x1200], 0x8020);
+        let spliced = splice_at(walk, &[0x1100, 0x1200, 0x1200, 0x1f80], 0x8010, &[0, 0, 0x9000, 0x1200]);
+        assert_eq!(addresses(&spliced), [0x1100, 0x1200, 0x1200, 0x1200, 0x1200, 0x1f80]);
+        assert!(spliced.complete);
+    }
+
+    #[test]
+    fn kernel_frames_are_joined_behind_a_shared_address_where_their_records_are_not_known() {
+        // The frame pointer that is known is not the one that the kernel started from.
+        let walk = walk_of(&[0x1100, 0x1200, 0x1300], 0x8020);
+        let spliced = splice_at(walk, &[0x1100, 0x1300, 0x1400, 0x1500], 0, &[0; 4]);
+        assert_eq!(addresses(&spliced), [0x1100, 0x1200, 0x1300, 0x1400, 0x1500]);
+        assert!(!spliced.complete);
+    }
+
+    #[test]
+    fn frames_that_fit_nowhere_and_addresses_that_are_no_code_are_left_out() {
+        let walk = walk_of(&[0x1100, 0x1200], 0x8020);
+        let spliced = splice_at(walk.clone(), &[0x1101, 0x1300, 0x1400], 0, &[0; 4]);
+        assert_eq!(addresses(&spliced), [0x1100, 0x1200]);
+        assert!(!spliced.complete);
+        let spliced = splice_at(walk, &[0x1100, 0x1200, 0x1300, 0x7777, 0x1400], 0, &[0; 4]);
+        assert_eq!(addresses(&spliced), [0x1100, 0x1200, 0x1300]);
+        assert!(!spliced.complete);
+    }
+
+    #[test]
+    fn a_complete_walk_takes_nothing_from_the_kernel() {
+        let walk = Walk { complete: true, ..walk_of(&[0x1100, 0x1f80], 0x8020) };
+        assert_eq!(splice_at(walk.clone(), &[0x1100, 0x1f80, 0x1300], 0x8010, &[0; 4]), walk);
+    }
+
+    #[test]
+    fn kernel_frames_alone_end_where_they_leave_code() {
+        let walk = kernel_frames(&mut Plain, &[0x1100, 0x1200, 5, 0x1300], true);
+        assert_eq!(addresses(&walk), [0x1100, 0x1200]);
+        assert!(!walk.complete);
+        assert!(kernel_frames(&mut Plain, &[0x1100, 0x1f80], true).complete);
+        // Nothing is known of the process: the addresses are all there is.
+        assert_eq!(kernel_frames(&mut Plain, &[5, 6, 7], false).frames.len(), 3);
+        assert_eq!(kernel_frames(&mut Plain, &[0x1100; 1000], true).frames.len(), MAX_FRAMES);
+    }
+
+    #[test]
+    fn code_without_rules_is_left_by_the_frame_pointer() {
+        let stack = bytes(&[0, 0, 0x8020, 0x1200, 0, 0x1f80]);
+        let mut snippet = Snippet { base: 0x8000, bytes: &stack };
+        let registers = Registers { ip: 0x1100, sp: 0x8000, bp: 0x8010 };
+        let walk = walk(&mut Plain, registers, &mut snippet);
+        assert_eq!(addresses(&walk), [0x1100, 0x1200, 0x1f80]);
+        assert!(walk.complete);
+    }
+
+    #[test]
+    fn a_frame_pointer_that_leads_back_ends_the_walk() {
+        let stack = bytes(&[0, 0, 0x8010, 0x1200]);
+        let mut snippet = Snippet { base: 0x8000, bytes: &stack };
+        let registers = Registers { ip: 0x1100, sp: 0x8000, bp: 0x8010 };
+        let walk = walk(&mut Plain, registers, &mut snippet);
+        assert_eq!(addresses(&walk), [0x1100, 0x1200]);
+        assert!(!walk.complete);
+    }
 }
