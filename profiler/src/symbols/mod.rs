@@ -1,1 +1,130 @@
 //! Unwinding of user stacks and names for addresses.
+//!
+//! User stacks are unwound by the call frame information of the modules that a process maps, so that
+//! programs without frame pointers show; the kernel's walk by frame pointers continues where that ends.
+//! Memory, files and tables of the target are hostile input: everything read from them is bounded.
+//!
+//! Resident memory is bounded by the limits in `files` (symbol indexes 24 MiB in all, names, unwind rows)
+//! and `modules` (processes, mappings); nothing is mapped.
+
+mod cfi;
+mod demangle;
+mod elf;
+mod files;
+mod kernel;
+mod live;
+#[cfg(test)]
+mod live_tests;
+mod maps;
+mod memory;
+mod modules;
+mod names;
+mod perf_map;
+mod registers;
+mod source;
+mod unwind;
+mod vdso;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use profiler_common::record::STACK_FRAMES;
+
+use self::kernel::Kernel;
+use self::modules::Modules;
+use self::unwind::{Pc, Snippet, Walk};
+use crate::probes::event::{RawStack, Registers};
+use crate::trace::record::{Frame, Space, Stack};
+
+/// Turns addresses of processes and of the kernel into named stacks.
+#[derive(Default)]
+pub struct Symbolizer {
+    modules: Modules,
+    kernel: Kernel,
+    unresolved_frames: u64,
+    truncated_stacks: u64,
+}
+
+impl Symbolizer {
+    pub fn new() -> Symbolizer {
+        Symbolizer::default()
+    }
+
+    /// Reads the mappings of `pid` and opens the files behind them, while the process still exists.
+    pub fn add_process(&mut self, pid: u32) {
+        self.modules.add(pid);
+    }
+
+    /// `pid` runs another program now: what is known of its mappings is dropped.
+    pub fn exec(&mut self, pid: u32) {
+        self.modules.exec(pid);
+    }
+
+    /// No more stacks of `pid` will come.
+    pub fn forget(&mut self, pid: u32) {
+        self.modules.forget(pid);
+    }
+
+    /// Unwinds and names a stack that the kernel sent; keeps its id.
+    pub fn stack(&mut self, raw: &RawStack) -> Stack {
+        if raw.kernel {
+            return self.kernel_stack(raw);
+        }
+        let mut space = self.modules.space(raw.pid);
+        let walk = if raw.regs.ip == 0 || raw.snippet.is_empty() {
+            let known = space.is_known();
+            unwind::kernel_frames(&mut space, &raw.frames, known)
+        } else {
+            let mut snippet = Snippet { base: raw.regs.sp, bytes: &raw.snippet };
+            let walk = unwind::walk(&mut space, raw.regs, &mut snippet);
+            unwind::splice(&mut space, walk, &raw.frames, raw.regs, &mut snippet)
+        };
+        let frames = walk.frames.iter().map(|pc| space.frame(pc.site())).collect();
+        self.finish(Stack { id: raw.id, space: Space::User, frames, truncated: !walk.complete })
+    }
+
+    /// The stack of a thread that is blocked now, with an id of its own. `None` where it has woken or is
+    /// gone: its memory is read while it is not stopped, and the result is thrown away if it moved.
+    ///
+    /// With all registers 0 they are taken from `/proc/PID/task/TID/syscall`.
+    pub fn live_stack(&mut self, pid: u32, tid: u32, regs: Registers) -> Option<Stack> {
+        let mut space = self.modules.space(pid);
+        let walk = live::walk(&mut space, pid, tid, regs)?;
+        let frames: Vec<Frame> = walk.frames.iter().map(|pc| space.frame(pc.site())).collect();
+        let id = live_id(&walk, &frames);
+        Some(self.finish(Stack { id, space: Space::User, frames, truncated: !walk.complete }))
+    }
+
+    /// Frames without a name so far.
+    pub fn unresolved_frames(&self) -> u64 {
+        self.unresolved_frames
+    }
+
+    /// Stacks so far whose outermost frame is not the thread's start.
+    pub fn truncated_stacks(&self) -> u64 {
+        self.truncated_stacks
+    }
+
+    fn kernel_stack(&mut self, raw: &RawStack) -> Stack {
+        let pcs =
+            raw.frames.iter().enumerate().map(|(index, &address)| {
+                if index == 0 { Pc::exact(address) } else { Pc::after_call(address) }
+            });
+        let frames = pcs.map(|pc| self.kernel.frame(pc.site())).collect();
+        let truncated = raw.frames.len() >= STACK_FRAMES;
+        self.finish(Stack { id: raw.id, space: Space::Kernel, frames, truncated })
+    }
+
+    fn finish(&mut self, stack: Stack) -> Stack {
+        self.unresolved_frames +=
+            stack.frames.iter().filter(|frame| frame.function.is_empty()).count() as u64;
+        self.truncated_stacks += u64::from(stack.truncated);
+        stack
+    }
+}
+
+/// Equal for stacks that read the same, and never 0.
+fn live_id(walk: &Walk, frames: &[Frame]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (walk.complete, frames).hash(&mut hasher);
+    hasher.finish().max(1)
+}

@@ -1,0 +1,276 @@
+//! The module files that processes map, each opened and indexed once however many processes map it.
+//!
+//! Bounds: [`MAX_FILES`] open files, [`MAX_INDEX`] bytes of symbol indexes, [`MAX_NAMES`] names and
+//! [`MAX_ROWS`] unwind rows; what was used longest ago goes first.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gimli::UnwindContext;
+
+use super::cfi::{self, Row};
+use super::demangle::demangle;
+use super::elf::Elf;
+use super::maps::Mapping;
+use super::names::Index;
+use super::source::{Identity, Source};
+use super::vdso;
+
+/// Half of the usual limit of descriptors; a PyTorch process maps about 250 files.
+const MAX_FILES: usize = 448;
+const MAX_INDEX: usize = 24 << 20;
+const MAX_NAMES: usize = 16_384;
+const MAX_ROWS: usize = 16_384;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct FileId(u32);
+
+/// A file as `/proc/PID/maps` names it. The inode number stays taken as long as the file is open here.
+type Key = ((u32, u32), u64);
+
+/// Where names of a module come from, in the order in which they are tried.
+#[derive(Debug)]
+enum Names {
+    Unread,
+    Own(Index),
+    /// Of a separate debug file.
+    Debug(Index, Source),
+    Missing,
+}
+
+#[derive(Debug)]
+struct File {
+    elf: Elf,
+    identity: Option<Identity>,
+    key: Option<Key>,
+    /// `.symtab`, of the module or of its debug file.
+    full: Names,
+    /// `.dynsym`, read when the former has no name for an address.
+    exported: Names,
+    /// Opened when the first address is to be unwound.
+    unwind: Option<cfi::Lookup>,
+    used: u64,
+}
+
+impl File {
+    fn memory(&self) -> usize {
+        let size = |names: &Names| match names {
+            Names::Own(index) | Names::Debug(index, _) => index.memory(),
+            Names::Unread | Names::Missing => 0,
+        };
+        size(&self.full) + size(&self.exported) + self.unwind.as_ref().map_or(0, cfi::Lookup::memory)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Files {
+    by_id: HashMap<FileId, File>,
+    by_key: HashMap<Key, FileId>,
+    last_id: u32,
+    clock: u64,
+    names: HashMap<(FileId, u64), Option<Arc<str>>>,
+    rows: HashMap<(FileId, u64), Option<Arc<Row>>>,
+    context: UnwindContext<usize>,
+}
+
+impl Files {
+    /// The file behind a mapping of `pid`. `None` where it cannot be opened or is no ELF file.
+    pub(super) fn open(&mut self, pid: u32, mapping: &Mapping) -> Option<FileId> {
+        if mapping.path == b"[vdso]" {
+            return self.open_vdso(pid, mapping);
+        }
+        if mapping.inode == 0 {
+            return None;
+        }
+        let key = (mapping.device, mapping.inode);
+        if let Some(&id) = self.by_key.get(&key) {
+            let file = self.by_id.get(&id)?;
+            if file.elf.source.identity() == file.identity {
+                return Some(id);
+            }
+            // Written to since: what was read of it no longer holds.
+            self.remove(id);
+        }
+        let (source, identity) = open_mapped(pid, mapping)?;
+        let elf = Elf::parse(source)?;
+        Some(self.insert(elf, Some(identity), Some(key)))
+    }
+
+    fn open_vdso(&mut self, pid: u32, mapping: &Mapping) -> Option<FileId> {
+        let bytes = vdso::read(pid, mapping)?;
+        let same = self.by_id.iter().find(|(_, file)| match &file.elf.source {
+            Source::Memory(known) => **known == *bytes,
+            Source::File(_) => false,
+        });
+        if let Some((&id, _)) = same {
+            return Some(id);
+        }
+        let elf = Elf::parse(Source::Memory(Arc::from(bytes)))?;
+        Some(self.insert(elf, None, None))
+    }
+
+    fn insert(&mut self, elf: Elf, identity: Option<Identity>, key: Option<Key>) -> FileId {
+        while self.by_id.len() >= MAX_FILES {
+            let Some(oldest) = self.by_id.iter().min_by_key(|(_, file)| file.used).map(|(&id, _)| id) else {
+                break;
+            };
+            self.remove(oldest);
+        }
+        self.last_id = self.last_id.wrapping_add(1);
+        let id = FileId(self.last_id);
+        self.clock += 1;
+        let file = File {
+            elf,
+            identity,
+            key,
+            full: Names::Unread,
+            exported: Names::Unread,
+            unwind: None,
+            used: self.clock,
+        };
+        self.by_id.insert(id, file);
+        if let Some(key) = key {
+            self.by_key.insert(key, id);
+        }
+        id
+    }
+
+    fn remove(&mut self, id: FileId) {
+        if let Some(key) = self.by_id.remove(&id).and_then(|file| file.key) {
+            self.by_key.remove(&key);
+        }
+    }
+
+    /// Whether `id` is still open.
+    pub(super) fn has(&self, id: FileId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    /// Address that the file states for the byte at `offset`.
+    pub(super) fn address_of(&self, id: FileId, offset: u64) -> Option<u64> {
+        self.by_id.get(&id)?.elf.address_of(offset)
+    }
+
+    /// The eight bytes before the one at `offset`.
+    pub(super) fn bytes_before(&self, id: FileId, offset: u64) -> Option<[u8; 8]> {
+        let mut bytes = [0; 8];
+        let source = &self.by_id.get(&id)?.elf.source;
+        (source.read_at(offset.checked_sub(8)?, &mut bytes) == 8).then_some(bytes)
+    }
+
+    /// Unwind rules at a stated address.
+    pub(super) fn row(&mut self, id: FileId, address: u64) -> Option<Arc<Row>> {
+        if let Some(row) = self.rows.get(&(id, address)) {
+            return row.clone();
+        }
+        self.clock += 1;
+        let file = self.by_id.get_mut(&id)?;
+        file.used = self.clock;
+        let lookup = file.unwind.get_or_insert_with(|| cfi::Lookup::open(&file.elf));
+        let row = cfi::find_row(&file.elf, lookup, address, &mut self.context).map(Arc::new);
+        if self.rows.len() >= MAX_ROWS {
+            self.rows.clear();
+        }
+        self.rows.insert((id, address), row.clone());
+        row
+    }
+
+    /// Name of the function around a stated address. `pid` maps the file: its root is where a debug file
+    /// is looked for first.
+    pub(super) fn name(&mut self, id: FileId, address: u64, pid: u32) -> Option<Arc<str>> {
+        if let Some(name) = self.names.get(&(id, address)) {
+            return name.clone();
+        }
+        self.clock += 1;
+        let clock = self.clock;
+        let file = self.by_id.get_mut(&id)?;
+        file.used = clock;
+        let before = file.memory();
+        let name = look_up(file, address, pid).map(|symbol| demangle(&symbol));
+        let name = name.filter(|name| !name.is_empty()).map(Arc::from);
+        if file.memory() > before {
+            self.shrink(id);
+        }
+        if self.names.len() >= MAX_NAMES {
+            self.names.clear();
+        }
+        self.names.insert((id, address), name.clone());
+        name
+    }
+
+    /// Drops the indexes used longest ago, but that of `keep`, until the bound holds.
+    fn shrink(&mut self, keep: FileId) {
+        while self.by_id.values().map(File::memory).sum::<usize>() > MAX_INDEX {
+            let candidates = self.by_id.iter_mut().filter(|(id, file)| **id != keep && file.memory() > 0);
+            let Some((_, file)) = candidates.min_by_key(|(_, file)| file.used) else { break };
+            (file.full, file.exported, file.unwind) = (Names::Unread, Names::Unread, None);
+        }
+    }
+}
+
+/// Symbol of the function around `address`.
+fn look_up(file: &mut File, address: u64, pid: u32) -> Option<Vec<u8>> {
+    if matches!(file.full, Names::Unread) {
+        file.full = if let Some(table) = file.elf.symtab {
+            Names::Own(Index::build(&file.elf.source, table, &file.elf))
+        } else {
+            let roots = [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")];
+            open_debug_file(&file.elf, &roots)
+                .map_or(Names::Missing, |(index, source)| Names::Debug(index, source))
+        };
+    }
+    if let Some(found) = look_up_in(&file.full, &file.elf, address) {
+        return Some(found);
+    }
+    if matches!(file.exported, Names::Unread) {
+        file.exported = match file.elf.dynsym {
+            Some(table) => Names::Own(Index::build(&file.elf.source, table, &file.elf)),
+            None => Names::Missing,
+        };
+    }
+    look_up_in(&file.exported, &file.elf, address)
+}
+
+fn look_up_in(names: &Names, elf: &Elf, address: u64) -> Option<Vec<u8>> {
+    let (index, source) = match names {
+        Names::Own(index) => (index, &elf.source),
+        Names::Debug(index, source) => (index, source),
+        Names::Unread | Names::Missing => return None,
+    };
+    index.name(source, index.find(address)?)
+}
+
+/// Opens the file of a mapping: by the link that the kernel keeps for it, else by its path, if that still
+/// leads to the same file.
+fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
+    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
+    if let Ok(opened) = Source::open(Path::new(&link)) {
+        return Some(opened);
+    }
+    let path = Path::new(std::ffi::OsStr::from_bytes(mapping.path.strip_prefix(b"/")?));
+    let path = PathBuf::from(format!("/proc/{pid}/root")).join(path);
+    let (source, identity) = Source::open(&path).ok()?;
+    let device = libc::makedev(mapping.device.0, mapping.device.1);
+    (identity.ino == mapping.inode && identity.dev == device).then_some((source, identity))
+}
+
+/// The separate debug file with the module's build id, under the first root that has it.
+pub(super) fn open_debug_file(elf: &Elf, roots: &[PathBuf]) -> Option<(Index, Source)> {
+    let (first, rest) = elf.build_id.split_first()?;
+    let mut path = format!("usr/lib/debug/.build-id/{first:02x}/");
+    for byte in rest {
+        write!(path, "{byte:02x}").ok()?;
+    }
+    path.push_str(".debug");
+    roots.iter().find_map(|root| {
+        let (source, _) = Source::open(&root.join(&path)).ok()?;
+        let debug = Elf::parse(source)?;
+        if debug.build_id != elf.build_id {
+            return None;
+        }
+        Some((Index::build(&debug.source, debug.symtab?, elf), debug.source))
+    })
+}
