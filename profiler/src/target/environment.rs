@@ -243,9 +243,10 @@ fn shorten(mut value: String) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
     use std::process::{Command, Stdio};
 
+    use super::super::blocked::{Activity, ThreadActivity, thread_activity};
+    use super::super::process::executable;
     use super::*;
 
     #[test]
@@ -364,13 +365,11 @@ mod tests {
             .env("PGPASSWORD", "x");
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let root = ProcRoot::default();
-        while !std::fs::read_link(root.process_path(child.id(), "exe"))
-            .is_ok_and(|exe| exe.ends_with(Path::new("cat")))
+        // Its own program runs and waits for its input.
+        let waits = |look: &ThreadActivity| matches!(look.activity, Some(Activity::InCall(call)) if call.number == libc::SYS_read as u64);
+        while !executable(&root, child.id()).unwrap().ends_with("/cat")
+            || !waits(&thread_activity(&root, child.id(), child.id()).unwrap())
         {
-            std::thread::yield_now();
-        }
-        // The dynamic loader has mapped libc when the program waits for its input.
-        while std::fs::read_to_string(root.process_path(child.id(), "wchan")).is_ok_and(|text| text == "0") {
             std::thread::yield_now();
         }
         let records = environment(&root, child.id());

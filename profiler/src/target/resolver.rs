@@ -187,9 +187,9 @@ fn functions(found: &BTreeMap<String, u64>) -> Vec<(Api, u64)> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
-    use std::path::Path;
     use std::process::{Command, Stdio};
 
+    use super::super::blocked::{Activity, thread_activity};
     use super::*;
 
     #[test]
@@ -240,9 +240,16 @@ mod tests {
         assert!(libraries.scan(own).unwrap().new.is_empty());
     }
 
-    fn wait_for_program(root: &ProcRoot, pid: u32, program: &Path) {
-        while std::fs::read_link(root.process_path(pid, "exe")).unwrap() != program {
-            std::thread::yield_now();
+    /// Until the child waits for its input: by then everything is mapped.
+    fn wait_for_read(root: &ProcRoot, pid: u32) {
+        loop {
+            let look = thread_activity(root, pid, pid).unwrap();
+            match look.activity {
+                Some(Activity::InCall(call)) if call.number == libc::SYS_read as u64 && look.state == 'S' => {
+                    return;
+                }
+                _ => std::thread::yield_now(),
+            }
         }
     }
 
@@ -257,7 +264,7 @@ mod tests {
         assert!(Command::new("gcc").args(flags).arg(&program).arg(&source).status().unwrap().success());
         let mut child = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
         let root = ProcRoot::default();
-        wait_for_program(&root, child.id(), &program);
+        wait_for_read(&root, child.id());
         std::fs::remove_file(&program).unwrap();
         let scan = ResolverLibraries::new(root).scan(child.id());
         child.kill().unwrap();
