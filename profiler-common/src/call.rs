@@ -39,6 +39,12 @@ pub enum Call {
 /// One more than the largest `Call`.
 pub const CALL_COUNT: usize = 28;
 
+/// Entries of the map `CALLS`: system-call numbers that can be watched are below.
+pub const CALL_TABLE: u32 = 512;
+
+/// Stands in `CALLS` for `restart_syscall`, by which the kernel goes on with what a signal interrupted.
+pub const RESTART_CALL: u16 = u16::MAX;
+
 impl Call {
     /// All calls that are watched, in numeric order.
     pub const ALL: [Call; CALL_COUNT - 1] = [

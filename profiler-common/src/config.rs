@@ -77,6 +77,12 @@ pub struct Offsets {
     pub rb_left: u32,
     pub task_real_parent: u32,
     pub task_signal: u32,
+    /// Processor that the task ran on last.
+    pub task_cpu: u32,
+    /// Threads of the process that have not ended.
+    pub signal_live: u32,
+    /// Time of the SYN while the handshake lasts, milliseconds of `CLOCK_MONOTONIC` (low 32 bits).
+    pub tcp_retrans_stamp: u32,
     pub reserved: u32,
 }
 
@@ -85,7 +91,7 @@ pub const NO_OFFSET: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Target>() == 8);
 const _: () = assert!(size_of::<Settings>() == 24);
-const _: () = assert!(size_of::<Offsets>() == 44 * 4);
+const _: () = assert!(size_of::<Offsets>() == 47 * 4);
 
 #[cfg(feature = "user")]
 mod pod {

@@ -10,6 +10,7 @@ pub mod call;
 pub mod config;
 pub mod counter;
 pub mod record;
+pub mod table;
 
 pub use call::{Api, Call};
 pub use config::{Offsets, Settings, Target};
@@ -18,3 +19,4 @@ pub use record::{
     ApiRecord, DnsRecord, HandshakeRecord, Header, LifeRecord, RecordKind, RetransmitRecord, SockRecord,
     StackRecord, WaitRecord,
 };
+pub use table::{NonblockingKey, NonblockingWait};

@@ -250,3 +250,10 @@ const _: () = assert!(size_of::<HandshakeRecord>() == 112);
 const _: () = assert!(size_of::<RetransmitRecord>() == 88);
 const _: () = assert!(size_of::<LifeRecord>() == 48);
 const _: () = assert!(size_of::<StackRecord>() == 56);
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: `repr(C)`, integers only, no padding (sizes asserted above): every bit pattern is valid. It is the
+    // value of the map `HANDSHAKES`.
+    unsafe impl aya::Pod for super::HandshakeRecord {}
+}

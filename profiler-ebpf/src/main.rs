@@ -1,20 +1,38 @@
+//! stallscope's eBPF programs, one file for each family. They filter first, fold in the kernel, and emit records of
+//! `profiler-common` only for waits that are long enough to matter or that failed.
+
 #![no_std]
 #![no_main]
-use aya_ebpf::{macros::{btf_tracepoint, map}, maps::HashMap, programs::BtfTracePointContext, helpers::bpf_get_current_pid_tgid};
 
-#[map]
-static TARGETS: HashMap<u32, profiler_common::Target> = HashMap::with_max_entries(16384, 0);
+mod api;
+mod call;
+mod call_class;
+mod dns;
+mod emit;
+mod life;
+mod maps;
+mod mem;
+mod nonblocking;
+mod poll_set;
+mod regs;
+mod repeat;
+mod sched;
+mod settings;
+mod snapshot;
+mod socket;
+mod stack;
+mod tcp;
+mod thread;
+mod user_memory;
+mod wait;
 
-#[btf_tracepoint(function = "sys_enter")]
-pub fn call_enter(_ctx: BtfTracePointContext) -> i32 {
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    if unsafe { TARGETS.get(&tgid) }.is_none() { return 0; }
-    0
-}
-
+/// Several helpers are for GPL-compatible programs only.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
+/// The verifier refuses programs in which this can be reached.
 #[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! { loop {} }
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,3 +1,288 @@
 //! Loads the eBPF programs, attaches them, and turns what they emit into [`event::Event`]s.
+//!
+//! ```no_run
+//! use stallscope::probes::{ProbeOptions, ProbeSet};
+//!
+//! # fn main() -> Result<(), stallscope::probes::ProbeError> {
+//! let mut probes = ProbeSet::load(&ProbeOptions::default())?;
+//! probes.add_target(4711, true)?;
+//! probes.snapshot()?;
+//! // … wait until the descriptor is readable or a few milliseconds have passed, then:
+//! probes.drain(10_000, &mut |event| println!("{event:?}"));
+//! probes.finish(&mut |event| println!("{event:?}"))?;
+//! # Ok(())
+//! # }
+//! ```
 
+mod calls;
+mod coverage;
+mod decode;
+mod error;
 pub mod event;
+mod fields;
+mod iterate;
+mod load;
+mod tables;
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::Path;
+
+use aya::Ebpf;
+use aya::maps::{HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::programs::{BtfTracePoint, UProbe};
+use aya_log::EbpfLogger;
+use profiler_common::config::TARGET_FOLLOW;
+use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Settings, Target};
+
+pub use decode::{DecodeError, decode};
+pub use error::ProbeError;
+pub(crate) use error::one_line;
+
+use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
+use event::Event;
+
+/// How to watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeOptions {
+    /// A wait that is shorter and did not fail is counted and not recorded, nanoseconds.
+    pub min_stall_ns: u64,
+    /// Two looks at a non-blocking descriptor that are further apart are two waits, nanoseconds.
+    pub spin_gap_ns: u64,
+    /// Size of the ring buffer; rounded up to a power of two between 64 KiB and 16 MiB.
+    pub ring_bytes: u32,
+    /// Log what the programs say through the `log` crate, and verifier logs on failure.
+    pub verbose: bool,
+}
+
+impl Default for ProbeOptions {
+    fn default() -> ProbeOptions {
+        ProbeOptions { min_stall_ns: 100_000, spin_gap_ns: 10_000_000, ring_bytes: 8 << 20, verbose: false }
+    }
+}
+
+/// The probes of one recording. Dropping it detaches and unloads everything.
+///
+/// The descriptor ([`AsFd`], [`AsRawFd`]) is readable, for `poll` and `epoll`, while records wait to be drained;
+/// the kernel wakes a sleeper only when a quarter of the ring buffer is filled, so look every few milliseconds.
+pub struct ProbeSet {
+    ebpf: Ebpf,
+    events: RingBuf<MapData>,
+    targets: HashMap<MapData, u32, Target>,
+    totals: PerCpuArray<MapData, CallTotals>,
+    lost: PerCpuArray<MapData, u64>,
+    nonblocking: HashMap<MapData, NonblockingKey, NonblockingWait>,
+    handshakes: HashMap<MapData, u64, HandshakeRecord>,
+    logger: Option<EbpfLogger<&'static dyn log::Log>>,
+    coverage: coverage::Families,
+    settings: Settings,
+    /// Threads that ended since the table of non-blocking waits was last looked through.
+    ended: HashSet<u32>,
+    /// Records that could not be decoded.
+    undecodable: u64,
+}
+
+impl std::fmt::Debug for ProbeSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProbeSet").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl ProbeSet {
+    /// Loads the programs and attaches them. They see nothing before the first [`ProbeSet::add_target`].
+    ///
+    /// It fails only where not even system calls can be watched; anything less is told by
+    /// [`ProbeSet::coverage`].
+    pub fn load(options: &ProbeOptions) -> Result<ProbeSet, ProbeError> {
+        let settings = Settings {
+            min_stall_ns: options.min_stall_ns,
+            spin_gap_ns: options.spin_gap_ns,
+            own_tgid: std::process::id(),
+            reserved: 0,
+        };
+        let load::Loaded { mut ebpf, failed, missing_members } = load::load(options, &settings)?;
+        let logger = if options.verbose { EbpfLogger::init(&mut ebpf).ok() } else { None };
+        Ok(ProbeSet {
+            events: take(&mut ebpf, "EVENTS")?,
+            targets: take(&mut ebpf, "TARGETS")?,
+            totals: take(&mut ebpf, "CALL_TOTALS")?,
+            lost: take(&mut ebpf, "LOSSES")?,
+            nonblocking: take(&mut ebpf, "NONBLOCKING")?,
+            handshakes: take(&mut ebpf, "HANDSHAKES")?,
+            ebpf,
+            logger,
+            coverage: coverage::Families::new(failed, missing_members),
+            settings,
+            ended: HashSet::new(),
+            undecodable: 0,
+        })
+    }
+
+    /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `children`, `snapshot`,
+    /// `io_uring`.
+    pub fn coverage(&self) -> Vec<Coverage> {
+        self.coverage.rows()
+    }
+
+    /// Watches the process `pid` (its own id, as the host sees it) with all its threads; with `follow` also the
+    /// processes that it forks from now on.
+    pub fn add_target(&mut self, pid: u32, follow: bool) -> Result<(), ProbeError> {
+        if pid == self.settings.own_tgid {
+            return Err(ProbeError::OwnProcess { pid });
+        }
+        let target = Target { flags: if follow { TARGET_FOLLOW } else { 0 }, open_nonblocking: 0 };
+        self.targets.insert(pid, target, 0).map_err(|error| ProbeError::Target {
+            pid,
+            what: "add",
+            source: error.into(),
+        })
+    }
+
+    /// Watches `pid` no longer. A process that is no target is no error.
+    pub fn remove_target(&mut self, pid: u32) -> Result<(), ProbeError> {
+        match self.targets.remove(&pid) {
+            Ok(()) | Err(aya::maps::MapError::KeyNotFound) => Ok(()),
+            Err(error) => Err(ProbeError::Target { pid, what: "remove", source: error.into() }),
+        }
+    }
+
+    /// The processes that are watched now: those added, and their children where they are followed. One that ended
+    /// is not among them.
+    pub fn targets(&self) -> Vec<u32> {
+        self.targets.keys().filter_map(Result::ok).collect()
+    }
+
+    /// Marks the entries of resolver functions. `path` is opened as this process sees it (for instance
+    /// `/proc/PID/map_files/…` or `/proc/PID/root/…`); the offsets are into the file. It holds for every process that
+    /// maps the file; those that are no targets are left out in the kernel.
+    ///
+    /// Returns how many entries are probed; it fails when none is.
+    pub fn attach_resolver(&mut self, path: &Path, entries: &[(Api, u64)]) -> Result<usize, ProbeError> {
+        let resolver = |reason: String| ProbeError::Resolver { path: path.to_owned(), reason };
+        let program = self.ebpf.program_mut("api_entry").ok_or(ProbeError::Missing { name: "api_entry" })?;
+        let program: &mut UProbe = program.try_into().map_err(|error| resolver(one_line(&error)))?;
+        let mut attached = 0;
+        let mut reason = "it has none".to_owned();
+        for (api, offset) in entries {
+            let point = UProbeAttachPoint {
+                location: UProbeAttachLocation::AbsoluteOffset(*offset),
+                cookie: Some(*api as u64),
+            };
+            match program.attach(point, path, UProbeScope::AllProcesses) {
+                Ok(_) => attached += 1,
+                Err(error) => {
+                    reason = format!("{} at {offset:#x}: {}", api.symbol(), one_line(&error));
+                    log::debug!("{}: {reason}", path.display());
+                }
+            }
+        }
+        self.coverage.resolver(attached);
+        if attached == 0 { Err(resolver(reason)) } else { Ok(attached) }
+    }
+
+    /// Looks at the targets' sockets and at what their threads are blocked in now. What was found comes with
+    /// [`ProbeSet::drain`] when the call returns, or with [`ProbeSet::finish`], as a wait that began earlier.
+    /// Call it once after the targets were added.
+    pub fn snapshot(&mut self) -> Result<(), ProbeError> {
+        iterate::calibrate_clocks();
+        iterate::run(&mut self.ebpf, "snapshot_files")
+            .and_then(|()| iterate::run(&mut self.ebpf, "snapshot_tasks"))
+            .map_err(|reason| ProbeError::Snapshot { reason })
+    }
+
+    /// Hands out at most `max_records` events that wait in the ring buffer; never blocks. Returns the number of
+    /// records taken, which is below `max_records` when the buffer is empty.
+    pub fn drain(&mut self, max_records: usize, sink: &mut dyn FnMut(Event)) -> usize {
+        let mut taken = 0;
+        while taken < max_records {
+            let Some(record) = self.events.next() else { break };
+            taken += 1;
+            match decode(&record) {
+                Ok(event) => {
+                    if let Event::Life(life) = &event
+                        && life.event == LifeEvent::Exit
+                    {
+                        self.ended.insert(life.tid);
+                    }
+                    sink(event);
+                }
+                Err(error) => {
+                    self.undecodable += 1;
+                    log::debug!("kernel record: {error}");
+                }
+            }
+        }
+        if !self.ended.is_empty() {
+            let ended = std::mem::take(&mut self.ended);
+            tables::take_nonblocking(&mut self.nonblocking, &self.settings, Some(&ended), sink);
+        }
+        if let Some(logger) = &mut self.logger {
+            logger.flush();
+        }
+        taken
+    }
+
+    /// Ends the recording: hands out what still waits, as spans in flight, and everything left in the ring buffer;
+    /// then nothing is watched any longer.
+    pub fn finish(&mut self, sink: &mut dyn FnMut(Event)) -> Result<(), ProbeError> {
+        let listed = iterate::run(&mut self.ebpf, "finish_tasks");
+        self.detach();
+        tables::take_nonblocking(&mut self.nonblocking, &self.settings, None, sink);
+        tables::take_handshakes(&mut self.handshakes, sink);
+        while self.drain(4096, sink) > 0 {}
+        listed.map_err(|reason| ProbeError::Snapshot { reason })
+    }
+
+    fn detach(&mut self) {
+        for (name, hook, _) in load::PROGRAMS {
+            if !matches!(hook, load::Hook::Tracepoint(_)) {
+                continue;
+            }
+            if let Some(program) = self.ebpf.program_mut(name)
+                && let Ok(program) = <&mut BtfTracePoint>::try_from(program)
+            {
+                // Unloading closes the links too. A program that never ran has nothing to unload.
+                let _ = program.unload();
+            }
+        }
+    }
+
+    /// Calls seen so far, those that made no record among them. Calls that were never seen are left out.
+    pub fn call_counts(&self) -> Vec<CallCount> {
+        tables::call_counts(&self.totals)
+    }
+
+    /// What was lost so far, by kind; kinds of which nothing was lost are left out.
+    pub fn losses(&self) -> Vec<Loss> {
+        let mut losses = tables::losses(&self.lost);
+        if self.undecodable > 0 {
+            losses.push(Loss {
+                what: "undecodable_record".to_owned(),
+                count: self.undecodable,
+                events: true,
+            });
+        }
+        losses
+    }
+}
+
+impl AsFd for ProbeSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+impl AsRawFd for ProbeSet {
+    fn as_raw_fd(&self) -> RawFd {
+        self.events.as_raw_fd()
+    }
+}
+
+fn take<T: TryFrom<Map, Error = aya::maps::MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<T, ProbeError> {
+    let map = ebpf.take_map(name).ok_or(ProbeError::Missing { name })?;
+    T::try_from(map).map_err(|error| ProbeError::Load(error.into()))
+}

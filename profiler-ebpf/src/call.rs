@@ -1,0 +1,237 @@
+//! Watched system calls: entry is noted, return is where everything is decided.
+
+use aya_ebpf::EbpfContext;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_user_str};
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+use profiler_common::Call;
+use profiler_common::call::RESTART_CALL;
+use profiler_common::record::WAIT_SLEPT;
+
+use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, RECEIVE, SEND};
+use crate::regs::{Regs, UserRegs};
+use crate::socket::AF_UNIX;
+use crate::thread::{self, NO_DEST, NO_SOCK, Thread};
+use crate::user_memory::{Current, UserMemory};
+use crate::wait::End;
+use crate::{dns, emit, maps, nonblocking, settings, socket, stack, tcp, wait};
+
+const EINTR: u32 = 4;
+const EAGAIN: u32 = 11;
+const EALREADY: u32 = 114;
+const EINPROGRESS: u32 = 115;
+const EISCONN: u32 = 106;
+/// The kernel's own: goes on by `restart_syscall`.
+const ERESTART_RESTARTBLOCK: u32 = 516;
+const ERESTARTSYS: u32 = 512;
+
+/// Errors by which the network, not the program, ends a transfer.
+const NETWORK_ERRORS: [u32; 11] = [
+    1,   // EPERM: a packet filter said no
+    32,  // EPIPE
+    100, // ENETDOWN
+    101, // ENETUNREACH
+    103, // ECONNABORTED
+    104, // ECONNRESET
+    105, // ENOBUFS
+    110, // ETIMEDOUT
+    111, // ECONNREFUSED
+    112, // EHOSTDOWN
+    113, // EHOSTUNREACH
+];
+
+#[btf_tracepoint(function = "sys_enter")]
+pub fn call_enter(ctx: BtfTracePointContext) -> i32 {
+    enter(&ctx);
+    0
+}
+
+#[inline(always)]
+fn enter(ctx: &BtfTracePointContext) -> Option<()> {
+    let id = bpf_get_current_pid_tgid();
+    let tgid = (id >> 32) as u32;
+    maps::TARGETS.get_ptr(tgid)?;
+    let number: u64 = ctx.arg(1);
+    let mut call = u32::from(*maps::CALLS.get(number as u32)?);
+    if call == 0 {
+        return None;
+    }
+    let regs: *const Regs = ctx.arg(0);
+    // SAFETY: the tracepoint's first argument.
+    let regs = unsafe { &*regs };
+    if regs.is_foreign() {
+        return None;
+    }
+    let thread = thread::find_or_add(tgid, id as u32)?;
+    if call == u32::from(RESTART_CALL) {
+        call = thread.restart;
+        if call == 0 {
+            return None;
+        }
+    }
+    // SAFETY: no preconditions.
+    thread.enter(call, number as u32, regs.args(), unsafe { bpf_ktime_get_ns() });
+    if call == Call::Connect as u32 {
+        note_dest(thread);
+    }
+    Some(())
+}
+
+/// Keeps the address that `connect` was given.
+#[inline(always)]
+fn note_dest(thread: &mut Thread) {
+    let from = thread.args[1];
+    thread.dest = dns::address(from);
+    if thread.dest.family != 0 || Current.read::<u16>(from) != Some(AF_UNIX) {
+        return;
+    }
+    thread.dest = NO_DEST;
+    thread.dest.family = AF_UNIX;
+    let to = (&raw mut thread.dest.addr).cast::<core::ffi::c_void>();
+    // SAFETY: the field has 40 bytes. An abstract name, which begins with a zero, is read from its second byte.
+    unsafe {
+        if bpf_probe_read_user_str(to, 40, (from + 2) as *const _) <= 1 {
+            bpf_probe_read_user_str(to.add(1), 39, (from + 3) as *const _);
+        }
+    }
+}
+
+#[btf_tracepoint(function = "sys_exit")]
+pub fn call_exit(ctx: BtfTracePointContext) -> i32 {
+    let id = bpf_get_current_pid_tgid();
+    let Some(thread) = thread::find(id as u32) else { return 0 };
+    if thread.call == 0 {
+        return 0;
+    }
+    exit(&ctx, thread, id);
+    thread.call = 0;
+    0
+}
+
+#[inline(always)]
+fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> {
+    let regs: *const Regs = ctx.arg(0);
+    // SAFETY: the tracepoint's first argument.
+    let regs = unsafe { &*regs };
+    if regs.number() != thread.number {
+        return None;
+    }
+    // SAFETY: no preconditions.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let lasted_ns = now_ns.saturating_sub(thread.start_ns);
+    let ret: i64 = ctx.arg(1);
+    let error = if (-4095..0).contains(&ret) { -ret as u32 } else { 0 };
+    let call = thread.call;
+    let totals = emit::totals(call)?;
+    totals.seen += 1;
+    thread.restart = if error == ERESTART_RESTARTBLOCK { call } else { 0 };
+    let recorded = fold(ctx, thread, id, &Return { regs, ret, error, now_ns })
+        || (lasted_ns < settings::min_stall_ns() && !has_failed(call, error));
+    if recorded {
+        totals.below += 1;
+        totals.below_ns += lasted_ns;
+        return None;
+    }
+    record(ctx, thread, id, &Return { regs, ret, error, now_ns });
+    Some(())
+}
+
+/// How a call came back.
+struct Return<'a> {
+    regs: &'a Regs,
+    ret: i64,
+    /// errno, or one of the kernel's own above 511; 0: none.
+    error: u32,
+    now_ns: u64,
+}
+
+impl Return<'_> {
+    #[inline(always)]
+    fn is_interrupted(&self) -> bool {
+        self.error == EINTR || (self.error >= ERESTARTSYS && self.error <= ERESTART_RESTARTBLOCK)
+    }
+}
+
+/// What a transfer means beside its duration: looks at non-blocking descriptors, progress on them, DNS messages. True
+/// where the call is folded into a wait that lasts on.
+#[inline(always)]
+fn fold(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<'_>) -> bool {
+    let call = thread.call;
+    let tid = id as u32;
+    let fd = thread.args[0] as u32;
+    let receive = RECEIVE.has(call);
+    if receive || SEND.has(call) {
+        if back.error == EAGAIN {
+            if thread.flags & u32::from(WAIT_SLEPT) != 0 {
+                return false;
+            }
+            let regs = UserRegs::from(back.regs);
+            nonblocking::look(ctx.as_ptr(), thread, &nonblocking::key(tid, fd, receive), &regs, back.now_ns);
+            return true;
+        }
+        if back.is_interrupted() {
+            return false;
+        }
+        if thread.open_nonblocking > 0 {
+            nonblocking::progress(thread, &nonblocking::key(tid, fd, receive), back.now_ns, back.ret);
+        }
+        if ACCEPT.has(call) {
+            own_accepted(thread, back.ret);
+        } else if dns::carries(call) {
+            let ended = dns::Ended { ret: back.ret, now_ns: back.now_ns, sp: back.regs.sp() };
+            dns::messages(thread, tid, &ended);
+        }
+    } else if call == Call::Close as u32 && thread.open_nonblocking > 0 {
+        nonblocking::progress(thread, &nonblocking::key(tid, fd, true), back.now_ns, back.ret);
+        nonblocking::progress(thread, &nonblocking::key(tid, fd, false), back.now_ns, back.ret);
+    }
+    false
+}
+
+/// Remembers a connection that was accepted, for its retransmits.
+#[inline(always)]
+fn own_accepted(thread: &Thread, ret: i64) {
+    if ret < 0 {
+        return;
+    }
+    let mut record = NO_SOCK;
+    let file = socket::file_of(Current.task(), ret as u32);
+    let sock = socket::describe(file, ret as u32, &raw mut record);
+    tcp::own(sock, &record, thread.tgid);
+}
+
+/// Whether the error is worth a record however short the call was.
+#[inline(always)]
+fn has_failed(call: u32, error: u32) -> bool {
+    if error == 0 || error == EINTR || error >= ERESTARTSYS {
+        return false;
+    }
+    if call == Call::Connect as u32 {
+        return error != EINPROGRESS && error != EALREADY && error != EISCONN;
+    }
+    if !ON_SOCKET.has(call) {
+        return false;
+    }
+    let mut index = 0;
+    while index < NETWORK_ERRORS.len() {
+        if NETWORK_ERRORS[index] == error {
+            return true;
+        }
+        index += 1;
+    }
+    false
+}
+
+#[inline(always)]
+fn record(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<'_>) {
+    let tid = id as u32;
+    wait::resolve(thread, tid, Current);
+    if ANY_FILE.has(thread.call) && thread.sock.family == 0 {
+        return;
+    }
+    let regs = UserRegs::from(back.regs);
+    let user_stack = stack::user(ctx.as_ptr(), &regs, id);
+    let end = End { now_ns: back.now_ns, ret: back.ret, flags: 0, user_stack, regs };
+    wait::emit(thread, tid, &end, Current);
+}

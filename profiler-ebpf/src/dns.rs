@@ -1,0 +1,258 @@
+//! Messages to and from port 53, copied from the program's own buffers.
+
+use profiler_common::record::{DNS_CAPTURE, Header, RecordKind};
+use profiler_common::{Call, DnsRecord, Loss};
+
+use crate::call_class::{ACCEPT, ANY_FILE, RECEIVE, SEND, WITH_HEADS};
+use crate::mem::{member, user_bytes};
+use crate::socket::{AF_INET, AF_INET6, describe, file_of, is_socket, set_peer, sock_of};
+use crate::thread::{Dest, NO_DEST, Thread};
+use crate::user_memory::{Current, UserMemory};
+use crate::{api, emit, maps, offset};
+
+const PORT: u16 = 53;
+/// Messages of one `sendmmsg` or `recvmmsg`; resolvers send two.
+const MESSAGES: u64 = 4;
+/// Pieces of one message; with TCP there are two.
+const PIECES: u64 = 4;
+const MSG_PEEK: u32 = 2;
+const MSG_ERRQUEUE: u32 = 0x2000;
+
+/// A record with twice the room for the message: a copy that begins within the first half ends within the second,
+/// which is what the verifier understands.
+#[repr(C)]
+struct DnsBuffer {
+    record: DnsRecord,
+    data: [u8; DNS_CAPTURE * 2],
+}
+
+/// Where a message lies in the program's memory.
+#[repr(C)]
+struct Message {
+    file: u64,
+    /// An array of `iovec`, or the bytes themselves where `pieces` is 0.
+    base: u64,
+    pieces: u64,
+    /// Bytes that were or would have been transferred.
+    len: u64,
+    /// A socket address, 0: none.
+    name: u64,
+    /// What the record says.
+    ret: i64,
+    now_ns: u64,
+    sp: u64,
+}
+
+/// The head of `struct msghdr`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct MessageHead {
+    name: u64,
+    name_len: u64,
+    pieces: u64,
+    piece_count: u64,
+}
+
+/// Size of `struct mmsghdr`, and where it has the length.
+const MMSGHDR: u64 = 64;
+const MMSGHDR_LEN: u64 = 56;
+
+/// The end of a call.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Ended {
+    pub ret: i64,
+    pub now_ns: u64,
+    /// User-mode stack pointer.
+    pub sp: u64,
+}
+
+/// Looks whether the call that ends carried DNS messages, and records them.
+#[inline(always)]
+pub fn messages(thread: &mut Thread, tid: u32, ended: &Ended) {
+    let call = thread.call;
+    let file = file_of(Current.task(), thread.args[0] as u32);
+    if file == 0 || (ANY_FILE.has(call) && !is_socket(file)) {
+        return;
+    }
+    let port = u16::from_be(member(sock_of(file), offset!(sock_dport)));
+    // A socket that is not connected has the address in the call.
+    if port != PORT && (port != 0 || !names_peer(thread)) {
+        return;
+    }
+    record_call(thread, tid, file, ended);
+}
+
+/// Whether the call has a socket address as an argument.
+#[inline(always)]
+fn names_peer(thread: &Thread) -> bool {
+    if thread.call == Call::Sendto as u32 || thread.call == Call::Recvfrom as u32 {
+        thread.args[4] != 0
+    } else {
+        WITH_HEADS.has(thread.call)
+    }
+}
+
+#[inline(never)]
+fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
+    let Ended { ret, now_ns, sp } = *ended;
+    let call = thread.call;
+    let args = thread.args;
+    let flags = if call == Call::Recvfrom as u32 || call == Call::Recvmmsg as u32 {
+        args[3] as u32
+    } else if call == Call::Recvmsg as u32 {
+        args[2] as u32
+    } else {
+        0
+    };
+    if flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
+        return 0;
+    }
+    let mut message = Message { file, base: args[1], pieces: 0, len: 0, name: 0, ret, now_ns, sp };
+    if call == Call::Sendmmsg as u32 || call == Call::Recvmmsg as u32 {
+        return record_many(thread, tid, &mut message, args[1]);
+    }
+    if call == Call::Sendmsg as u32 || call == Call::Recvmsg as u32 {
+        let head: MessageHead = Current.read(args[1]).unwrap_or_default();
+        message.base = head.pieces;
+        message.pieces = head.piece_count;
+        message.name = head.name;
+    } else if call == Call::Readv as u32 || call == Call::Writev as u32 {
+        message.pieces = args[2];
+    } else if call == Call::Sendto as u32 || call == Call::Recvfrom as u32 {
+        message.name = args[4];
+    }
+    message.len = if ret >= 0 { ret as u64 } else { args[2] };
+    record_one(thread, tid, &message)
+}
+
+#[inline(always)]
+fn record_many(thread: &mut Thread, tid: u32, message: &mut Message, vector: u64) -> u32 {
+    let ret = message.ret;
+    // What could not be sent is told once, with the first message.
+    let count = if ret < 0 { 1 } else { ret as u64 };
+    let mut index = 0;
+    while index < MESSAGES {
+        if index >= count {
+            break;
+        }
+        let at = vector + index * MMSGHDR;
+        let head: MessageHead = Current.read(at).unwrap_or_default();
+        let len: u32 = Current.read(at + MMSGHDR_LEN).unwrap_or(0);
+        message.base = head.pieces;
+        message.pieces = head.piece_count;
+        message.name = head.name;
+        message.len = if ret < 0 { DNS_CAPTURE as u64 } else { u64::from(len) };
+        message.ret = if ret < 0 { ret } else { i64::from(len) };
+        record_one(thread, tid, message);
+        index += 1;
+    }
+    0
+}
+
+#[inline(never)]
+fn record_one(thread: &mut Thread, tid: u32, message: &Message) -> u32 {
+    let receive = RECEIVE.has(thread.call);
+    let Some(mut entry) = maps::EVENTS.reserve::<DnsBuffer>(0) else {
+        emit::lost(Loss::DnsRing);
+        return 0;
+    };
+    // SAFETY: every field is written below, the data only as far as `captured` says.
+    let buffer = unsafe { &mut *entry.as_mut_ptr() };
+    describe(message.file, thread.args[0] as u32, &raw mut buffer.record.sock);
+    let named = address(message.name);
+    if buffer.record.sock.peer_port != PORT {
+        if named.port != PORT {
+            entry.discard(emit::wake_flags());
+            return 0;
+        }
+        set_peer(&mut buffer.record.sock, &named);
+    }
+    // Nothing was received where an error came instead.
+    let wanted = if receive && message.ret < 0 { 0 } else { message.len };
+    let captured = if message.pieces == 0 {
+        flat(&mut buffer.data, message.base, wanted)
+    } else {
+        gather(&mut buffer.data, message, wanted)
+    };
+    let record = &mut buffer.record;
+    record.header = Header { kind: RecordKind::Dns as u32, len: size_of::<DnsRecord>() as u32 + captured };
+    record.time_ns = message.now_ns;
+    record.tgid = thread.tgid;
+    record.tid = tid;
+    record.ret = message.ret;
+    record.api = api::current(thread, message.sp, Current);
+    record.api_start_ns = if record.api == 0 { 0 } else { thread.api_start_ns };
+    record.direction = u16::from(receive);
+    record.captured = captured as u16;
+    entry.submit(emit::wake_flags());
+    0
+}
+
+#[inline(always)]
+fn flat(data: &mut [u8; DNS_CAPTURE * 2], from: u64, len: u64) -> u32 {
+    let len = if len > DNS_CAPTURE as u64 { DNS_CAPTURE as u64 } else { len };
+    if len == 0 || !user_bytes(data.as_mut_ptr(), len as u32, from) {
+        return 0;
+    }
+    len as u32
+}
+
+/// Collects the pieces of a message.
+#[inline(always)]
+fn gather(data: &mut [u8; DNS_CAPTURE * 2], message: &Message, wanted: u64) -> u32 {
+    let mut filled = 0_u64;
+    let mut index = 0;
+    while index < PIECES {
+        let room = DNS_CAPTURE as u64;
+        if index >= message.pieces || filled >= wanted || filled >= room {
+            break;
+        }
+        let Some([from, piece]) = Current.read::<[u64; 2]>(message.base + index * 16) else { break };
+        let rest = wanted - filled;
+        let len = if piece > rest { rest } else { piece };
+        let len = if len > room { room } else { len };
+        if len > 0 {
+            // SAFETY: begins in the first half of `data` and is no longer than the second.
+            let to = unsafe { data.as_mut_ptr().add(filled as usize) };
+            if !user_bytes(to, len as u32, from) {
+                break;
+            }
+        }
+        filled += len;
+        index += 1;
+    }
+    if filled > DNS_CAPTURE as u64 { DNS_CAPTURE as u32 } else { filled as u32 }
+}
+
+/// Reads an Internet socket address from the program's memory; the port is 0 where there is none.
+#[inline(always)]
+pub fn address(from: u64) -> Dest {
+    let mut dest = NO_DEST;
+    if from == 0 {
+        return dest;
+    }
+    let Some(head) = Current.read::<[u16; 2]>(from) else { return dest };
+    let to = &raw mut dest.addr;
+    // The peer's half of the address field begins at 16.
+    // SAFETY: 4 and 16 bytes at 16 of 40.
+    let read = unsafe {
+        let to = to.cast::<u8>().add(16);
+        match head[0] {
+            AF_INET => user_bytes(to, 4, from + 4),
+            AF_INET6 => user_bytes(to, 16, from + 8),
+            _ => false,
+        }
+    };
+    if read {
+        dest.family = head[0];
+        dest.port = u16::from_be(head[1]);
+    }
+    dest
+}
+
+/// Whether messages may have gone through this call.
+#[inline(always)]
+pub fn carries(call: u32) -> bool {
+    (RECEIVE.has(call) || SEND.has(call)) && !ACCEPT.has(call) && call != Call::Sendfile as u32
+}

@@ -1,0 +1,64 @@
+//! All maps. Those that userspace reads are described in `profiler-common`.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use profiler_common::call::{CALL_COUNT, CALL_TABLE};
+use profiler_common::counter::LOSS_COUNT;
+use profiler_common::{CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Target};
+
+use crate::stack::{KernelStack, UserStack};
+use crate::tcp::Owner;
+use crate::thread::Thread;
+use crate::wait::SetWait;
+
+/// Processes that are watched, by id.
+#[map]
+pub static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(16384, 0);
+
+/// System-call number to `Call`, 0: not watched.
+#[map]
+pub static CALLS: Array<u16> = Array::with_max_entries(CALL_TABLE, 0);
+
+/// Threads of the targets that were seen in a watched call, by id.
+#[map]
+pub static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(16384, 0);
+
+/// Room for the poll set of each thread that slept in one.
+#[map]
+pub static SETS: HashMap<u32, SetWait> = HashMap::with_max_entries(4096, 0);
+
+#[map]
+pub static CALL_TOTALS: PerCpuArray<CallTotals> = PerCpuArray::with_max_entries(CALL_COUNT as u32, 0);
+
+#[map]
+pub static LOSSES: PerCpuArray<u64> = PerCpuArray::with_max_entries(LOSS_COUNT as u32, 0);
+
+/// Records for userspace, which sets the size.
+#[map]
+pub static EVENTS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
+
+#[map]
+pub static NONBLOCKING: HashMap<NonblockingKey, NonblockingWait> = HashMap::with_max_entries(16384, 0);
+
+/// Handshakes that last, by the socket's address.
+#[map]
+pub static HANDSHAKES: HashMap<u64, HandshakeRecord> = HashMap::with_max_entries(8192, 0);
+
+/// TCP sockets known to be a target's, by address.
+#[map]
+pub static OWNED: LruHashMap<u64, Owner> = LruHashMap::with_max_entries(65536, 0);
+
+/// Hashes of stacks that userspace has.
+#[map]
+pub static SEEN_STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(16384, 0);
+
+#[map]
+pub static USER_STACK: PerCpuArray<UserStack> = PerCpuArray::with_max_entries(1, 0);
+
+/// 0: for `sched_switch`, which nothing interrupts; 1: for the iterators, one of which runs at a time.
+#[map]
+pub static KERNEL_STACK: PerCpuArray<KernelStack> = PerCpuArray::with_max_entries(2, 0);
+
+/// For each processor, how far `CLOCK_MONOTONIC` is ahead of the scheduler's clock there, plus 1; 0: unknown.
+#[map]
+pub static CLOCK_LEADS: Array<u64> = Array::with_max_entries(4096, 0);

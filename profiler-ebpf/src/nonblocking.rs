@@ -1,0 +1,144 @@
+//! Waits on non-blocking descriptors: one record from the first look that found nothing to the next progress,
+//! however often the program looked.
+
+use core::ffi::c_void;
+use profiler_common::record::{Header, RecordKind, WAIT_NONBLOCKING, WAIT_PAUSED};
+use profiler_common::table::{NONBLOCKING_RECEIVE, NONBLOCKING_SEND};
+use profiler_common::{Loss, NonblockingKey, NonblockingWait, SockRecord, WaitRecord};
+
+use crate::maps::{EVENTS, NONBLOCKING};
+use crate::regs::UserRegs;
+use crate::thread::{NO_SOCK, Thread};
+use crate::user_memory::{Current, UserMemory};
+use crate::wait::SingleWait;
+use crate::{api, emit, settings, socket, stack};
+
+#[inline(always)]
+pub fn key(tid: u32, fd: u32, receive: bool) -> NonblockingKey {
+    let direction = if receive { NONBLOCKING_RECEIVE } else { NONBLOCKING_SEND };
+    NonblockingKey { tid, fd: fd as i32, direction, reserved: 0 }
+}
+
+/// The thread looked, and there was nothing.
+#[inline(never)]
+pub fn look(
+    ctx: *mut c_void,
+    thread: &mut Thread,
+    key: &NonblockingKey,
+    regs: &UserRegs,
+    now_ns: u64,
+) -> u32 {
+    let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
+    // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
+    let open = unsafe { &mut *open };
+    if now_ns.saturating_sub(open.last_ns) > settings::spin_gap_ns() {
+        end(open, key, open.last_ns, WAIT_PAUSED, 0);
+        open.start_ns = thread.start_ns;
+        open.polls = 0;
+        open.user_stack = 0;
+        describe(key, &mut open.sock);
+    }
+    open.last_ns = now_ns;
+    open.polls = open.polls.saturating_add(1);
+    if open.user_stack == 0 && now_ns - open.start_ns >= settings::min_stall_ns() {
+        open.ip = regs.ip;
+        open.sp = regs.sp;
+        open.bp = regs.bp;
+        open.api = api::current(thread, regs.sp, Current);
+        open.api_start_ns = if open.api == 0 { 0 } else { thread.api_start_ns };
+        open.user_stack = stack::user(ctx, regs, u64::from(open.tgid) << 32 | u64::from(key.tid));
+    }
+    0
+}
+
+#[inline(always)]
+fn describe(key: &NonblockingKey, out: &mut SockRecord) -> u64 {
+    let fd = key.fd as u32;
+    socket::describe(socket::file_of(Current.task(), fd), fd, out)
+}
+
+#[inline(always)]
+fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
+    let mut open = NonblockingWait {
+        start_ns: thread.start_ns,
+        last_ns: now_ns,
+        tgid: thread.tgid,
+        polls: 1,
+        call: thread.call,
+        api: 0,
+        api_start_ns: 0,
+        user_stack: 0,
+        ip: regs.ip,
+        sp: regs.sp,
+        bp: regs.bp,
+        sock: NO_SOCK,
+    };
+    let sock = describe(key, &mut open.sock);
+    // Pipes, event and timer descriptors are none of our business.
+    if sock == 0 {
+        return 0;
+    }
+    crate::tcp::own(sock, &open.sock, thread.tgid);
+    if NONBLOCKING.insert(key, &open, 0).is_ok() {
+        thread.open_nonblocking += 1;
+    } else {
+        emit::lost(Loss::NonblockingTable);
+    }
+    0
+}
+
+/// The thread got something from the descriptor, or an error, or closed it.
+#[inline(never)]
+pub fn progress(thread: &mut Thread, key: &NonblockingKey, now_ns: u64, ret: i64) -> u32 {
+    let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };
+    // SAFETY: as above.
+    let open = unsafe { &mut *open };
+    if now_ns.saturating_sub(open.last_ns) <= settings::spin_gap_ns() {
+        end(open, key, now_ns, 0, ret);
+    } else {
+        end(open, key, open.last_ns, WAIT_PAUSED, ret);
+    }
+    if NONBLOCKING.remove(key).is_ok() && thread.open_nonblocking > 0 {
+        thread.open_nonblocking -= 1;
+    }
+    0
+}
+
+/// Writes the record of a wait that was long enough.
+#[inline(always)]
+fn end(open: &NonblockingWait, key: &NonblockingKey, end_ns: u64, flags: u16, ret: i64) {
+    if end_ns.saturating_sub(open.start_ns) < settings::min_stall_ns() {
+        return;
+    }
+    let Some(mut entry) = EVENTS.reserve::<SingleWait>(0) else {
+        emit::lost(Loss::WaitRing);
+        return;
+    };
+    // SAFETY: every field is written below.
+    let single = unsafe { &mut *entry.as_mut_ptr() };
+    single.sock = open.sock;
+    single.wait = WaitRecord {
+        header: Header { kind: RecordKind::Wait as u32, len: size_of::<SingleWait>() as u32 },
+        start_ns: open.start_ns,
+        end_ns,
+        tgid: open.tgid,
+        tid: key.tid,
+        call: open.call as u16,
+        flags: WAIT_NONBLOCKING | flags,
+        nsocks: 1,
+        nfds: 1,
+        fd: key.fd,
+        polls: open.polls,
+        ret,
+        off_cpu_ns: 0,
+        user_stack: open.user_stack,
+        kernel_stack: 0,
+        ip: open.ip,
+        sp: open.sp,
+        bp: open.bp,
+        api_start_ns: open.api_start_ns,
+        api: open.api,
+        arg: 0,
+    };
+    entry.submit(emit::wake_flags());
+}

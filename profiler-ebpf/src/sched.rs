@@ -1,0 +1,96 @@
+//! Where threads go to sleep: the kernel stack that explains a wait, and what it waits on while it still can be seen.
+
+use aya_ebpf::EbpfContext;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_smp_processor_id, bpf_ktime_get_ns};
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+use profiler_common::record::WAIT_SLEPT;
+
+use crate::maps::CLOCK_LEADS;
+use crate::mem::{kernel, member};
+use crate::thread::{self, Thread};
+use crate::user_memory::Current;
+use crate::{offset, settings, stack, wait};
+
+/// Within one call the stacks of this many sleeps are taken, then of every 16th: walking a stack costs more than the
+/// rest of the probe.
+const ALL_SLEEPS: u32 = 8;
+
+#[btf_tracepoint(function = "sched_switch")]
+pub fn sleep_switch(ctx: BtfTracePointContext) -> i32 {
+    let id = bpf_get_current_pid_tgid();
+    let tid = id as u32;
+    // 0 is the idle task.
+    if tid != 0 {
+        if (id >> 32) as u32 == settings::own_tgid() {
+            note_clock();
+        }
+        if let Some(thread) = thread::find(tid)
+            && thread.call != 0
+        {
+            leave(&ctx, thread, id);
+        }
+    }
+    let next: u64 = ctx.arg(2);
+    let tid: u32 = kernel(next + u64::from(offset!(task_pid)));
+    if tid != 0
+        && let Some(thread) = thread::find(tid)
+    {
+        come_back(thread);
+    }
+    0
+}
+
+/// The current thread, in a watched call, leaves the processor.
+#[inline(always)]
+fn leave(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) {
+    let preempted: u64 = ctx.arg(0);
+    // SAFETY: no preconditions.
+    let state: u32 = member(unsafe { bpf_get_current_task() }, offset!(task_state));
+    if preempted as u8 != 0 || state == 0 {
+        return;
+    }
+    wait::resolve(thread, id as u32, Current);
+    thread.sleeps += 1;
+    thread.flags |= u32::from(WAIT_SLEPT);
+    thread.sleep_stack = if thread.sleeps <= ALL_SLEEPS || thread.sleeps & 15 == 0 {
+        stack::kernel(ctx.as_ptr(), id)
+    } else {
+        0
+    };
+    // SAFETY: no preconditions.
+    thread.sleep_ns = unsafe { bpf_ktime_get_ns() };
+}
+
+#[inline(always)]
+fn come_back(thread: &mut Thread) {
+    if thread.sleep_ns == 0 {
+        return;
+    }
+    // SAFETY: no preconditions.
+    let slept = unsafe { bpf_ktime_get_ns() }.saturating_sub(thread.sleep_ns);
+    thread.sleep_ns = 0;
+    thread.off_cpu_ns += slept;
+    if slept >= thread.longest_ns {
+        thread.longest_ns = slept;
+        if thread.sleep_stack != 0 {
+            thread.kernel_stack = thread.sleep_stack;
+        }
+    }
+}
+
+/// The scheduler has just stamped the current thread with its clock.
+#[inline(always)]
+fn note_clock() {
+    // SAFETY: no preconditions.
+    let (task, cpu, now) =
+        unsafe { (bpf_get_current_task(), bpf_get_smp_processor_id(), bpf_ktime_get_ns()) };
+    let stamp: u64 = member(task, offset!(task_exec_start));
+    if stamp != 0
+        && let Some(lead) = CLOCK_LEADS.get_ptr_mut(cpu)
+    {
+        // SAFETY: only this processor writes its slot.
+        unsafe { *lead = now.wrapping_sub(stamp).wrapping_add(1) };
+    }
+}

@@ -1,0 +1,146 @@
+//! What is kept of each thread of a target, from one probe to the next.
+
+use profiler_common::{Loss, SockRecord};
+
+use crate::emit;
+use crate::maps::THREADS;
+
+/// Written by its own thread's probes, and at the thread's switches; read by the iterators.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Thread {
+    pub tgid: u32,
+    /// System-call number of the call it is in.
+    pub number: u32,
+    /// The `Call` it is in, 0: none.
+    pub call: u32,
+    /// The `Call` that a signal interrupted and `restart_syscall` would go on with.
+    pub restart: u32,
+    /// `WAIT_BEGAN_EARLIER`, `WAIT_SLEPT`.
+    pub flags: u32,
+    /// Whether `sock`, or the thread's entry in `SETS`, describes this call.
+    pub resolved: u32,
+    pub start_ns: u64,
+    pub args: [u64; 6],
+    /// Beginning of the present sleep, 0: awake.
+    pub sleep_ns: u64,
+    pub off_cpu_ns: u64,
+    pub longest_ns: u64,
+    /// Kernel stacks of the longest and of the present sleep.
+    pub kernel_stack: u64,
+    pub sleep_stack: u64,
+    pub sleeps: u32,
+    /// Entries in `NONBLOCKING`, so that calls of threads without one need no look-up.
+    pub open_nonblocking: u32,
+    /// Time-out or operation, see `WaitRecord::arg`.
+    pub arg: i32,
+    /// The resolver function that it is in, 0: none.
+    pub api: u32,
+    pub api_start_ns: u64,
+    /// Stack pointer at its entry, and the return address that lay there.
+    pub api_sp: u64,
+    pub api_return: u64,
+    /// The address that `connect` was given: in failure the socket no longer has it.
+    pub dest: Dest,
+    pub sock: SockRecord,
+}
+
+/// A socket address, as `SockRecord` has it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Dest {
+    pub addr: [u8; 40],
+    pub family: u16,
+    /// Host byte order.
+    pub port: u16,
+    pub reserved: u32,
+}
+
+pub const NO_DEST: Dest = Dest { addr: [0; 40], family: 0, port: 0, reserved: 0 };
+
+pub const NO_SOCK: SockRecord = SockRecord {
+    ino: 0,
+    fd: -1,
+    family: 0,
+    sock_type: 0,
+    state: 0,
+    local_port: 0,
+    peer_port: 0,
+    events: 0,
+    revents: 0,
+    addr: [0; 40],
+};
+
+/// A new thread's entry: too large to be built on the stack.
+static NEW: Thread = Thread {
+    tgid: 0,
+    number: 0,
+    call: 0,
+    restart: 0,
+    flags: 0,
+    resolved: 0,
+    start_ns: 0,
+    args: [0; 6],
+    sleep_ns: 0,
+    off_cpu_ns: 0,
+    longest_ns: 0,
+    kernel_stack: 0,
+    sleep_stack: 0,
+    sleeps: 0,
+    open_nonblocking: 0,
+    arg: 0,
+    api: 0,
+    api_start_ns: 0,
+    api_sp: 0,
+    api_return: 0,
+    dest: NO_DEST,
+    sock: NO_SOCK,
+};
+
+/// The entry of a thread that is known.
+#[inline(always)]
+pub fn find(tid: u32) -> Option<&'static mut Thread> {
+    // SAFETY: entries are removed when their thread ends, and its probes have ended then.
+    THREADS.get_ptr_mut(tid).map(|thread| unsafe { &mut *thread })
+}
+
+/// The entry of a thread, made if there is none; `None` where the table is full.
+#[inline(always)]
+pub fn find_or_add(tgid: u32, tid: u32) -> Option<&'static mut Thread> {
+    if let Some(thread) = find(tid) {
+        thread.tgid = tgid;
+        return Some(thread);
+    }
+    add(tgid, tid)
+}
+
+#[inline(always)]
+fn add(tgid: u32, tid: u32) -> Option<&'static mut Thread> {
+    if THREADS.insert(tid, &NEW, 0).is_err() {
+        emit::lost(Loss::CallTable);
+        return None;
+    }
+    let thread = find(tid)?;
+    thread.tgid = tgid;
+    Some(thread)
+}
+
+impl Thread {
+    /// The call begins.
+    #[inline(always)]
+    pub fn enter(&mut self, call: u32, number: u32, args: [u64; 6], now_ns: u64) {
+        self.number = number;
+        self.flags = 0;
+        self.resolved = 0;
+        self.start_ns = now_ns;
+        self.args = args;
+        self.sleep_ns = 0;
+        self.off_cpu_ns = 0;
+        self.longest_ns = 0;
+        self.kernel_stack = 0;
+        self.sleep_stack = 0;
+        self.sleeps = 0;
+        self.arg = 0;
+        self.call = call;
+    }
+}

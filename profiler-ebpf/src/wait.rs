@@ -1,0 +1,184 @@
+//! Wait records: what a call that is over, or still lasts, is told as.
+
+use profiler_common::record::{Header, RecordKind, WAIT_IN_FLIGHT, WAIT_SOCKS};
+use profiler_common::{Call, Loss, SockRecord, WaitRecord};
+
+use crate::call_class::{HAS_FD, ON_SET, ON_SOCKET};
+use crate::regs::UserRegs;
+use crate::thread::{NO_SOCK, Thread};
+use crate::user_memory::UserMemory;
+use crate::{api, emit, maps, poll_set, socket};
+
+/// Nodes of an epoll tree that wait to be visited: twice the depth of a tree of a million items.
+pub const NODES: usize = 64;
+
+/// A wait on a set of descriptors: the record as it goes out, and what filling it needs.
+#[repr(C)]
+pub struct SetWait {
+    pub wait: WaitRecord,
+    pub socks: [SockRecord; WAIT_SOCKS],
+    /// Place of each in the caller's array of `pollfd`.
+    pub places: [u16; WAIT_SOCKS],
+    /// Those that are filled.
+    pub count: u32,
+    /// Descriptors in the set.
+    pub nfds: u32,
+    /// Slots that hold no sockets, four bits each, the last one lowest.
+    pub others: u64,
+    pub other_count: u32,
+    pub reserved: u32,
+    pub nodes: [u64; NODES],
+}
+
+const EMPTY_WAIT: WaitRecord = WaitRecord {
+    header: Header { kind: 0, len: 0 },
+    start_ns: 0,
+    end_ns: 0,
+    tgid: 0,
+    tid: 0,
+    call: 0,
+    flags: 0,
+    nsocks: 0,
+    nfds: 0,
+    fd: 0,
+    polls: 0,
+    ret: 0,
+    off_cpu_ns: 0,
+    user_stack: 0,
+    kernel_stack: 0,
+    ip: 0,
+    sp: 0,
+    bp: 0,
+    api_start_ns: 0,
+    api: 0,
+    arg: 0,
+};
+
+impl SetWait {
+    pub const EMPTY: SetWait = SetWait {
+        wait: EMPTY_WAIT,
+        socks: [NO_SOCK; WAIT_SOCKS],
+        places: [0; WAIT_SOCKS],
+        count: 0,
+        nfds: 0,
+        others: 0,
+        other_count: 0,
+        reserved: 0,
+        nodes: [0; NODES],
+    };
+}
+
+/// A wait on one descriptor or none.
+#[repr(C)]
+pub struct SingleWait {
+    pub wait: WaitRecord,
+    pub sock: SockRecord,
+}
+
+/// How a wait ended, and what goes into its record beside the thread's own state.
+#[derive(Clone, Copy)]
+pub struct End {
+    pub now_ns: u64,
+    pub ret: i64,
+    /// `WAIT_*` that are added.
+    pub flags: u32,
+    pub user_stack: u64,
+    pub regs: UserRegs,
+}
+
+/// Finds out what sockets the thread waits on, unless that is known.
+#[inline(always)]
+pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
+    if thread.resolved != 0 {
+        return;
+    }
+    if ON_SET.has(thread.call) {
+        poll_set::resolve(thread, tid, memory);
+    } else if ON_SOCKET.has(thread.call) {
+        let fd = thread.args[0] as u32;
+        let file = socket::file_of(memory.task(), fd);
+        let sock = socket::describe(file, fd, &raw mut thread.sock);
+        if thread.call == Call::Connect as u32 {
+            socket::merge_dest(&mut thread.sock, &thread.dest);
+        }
+        crate::tcp::own(sock, &thread.sock, thread.tgid);
+        thread.resolved = 1;
+    } else {
+        if thread.call == Call::Futex as u32 {
+            thread.arg = thread.args[1] as i32;
+        }
+        thread.resolved = 1;
+    }
+}
+
+/// Writes the record of a wait whose sockets are resolved. A wait on a file is none.
+#[inline(always)]
+pub fn emit<M: UserMemory>(thread: &mut Thread, tid: u32, end: &End, memory: M) -> bool {
+    if ON_SET.has(thread.call) {
+        emit_set(thread, tid, end, memory)
+    } else {
+        emit_single(thread, tid, end, memory)
+    }
+}
+
+#[inline(always)]
+fn emit_set<M: UserMemory>(thread: &mut Thread, tid: u32, end: &End, memory: M) -> bool {
+    let Some(set) = maps::SETS.get_ptr_mut(tid) else { return false };
+    // SAFETY: the thread's own entry.
+    let set = unsafe { &mut *set };
+    if end.flags & u32::from(WAIT_IN_FLIGHT) == 0 {
+        poll_set::returned(set, thread, memory);
+    }
+    // Stale sockets of an earlier call must not stand for a set that could not be looked at.
+    let count = if thread.resolved == 0 { 0 } else { set.count & 31 };
+    let count = if count > WAIT_SOCKS as u32 { WAIT_SOCKS as u32 } else { count };
+    let nfds = if thread.resolved == 0 { 0 } else { set.nfds };
+    let len = size_of::<WaitRecord>() as u32 + count * size_of::<SockRecord>() as u32;
+    fill(&mut set.wait, thread, tid, end, memory);
+    set.wait.header.len = len;
+    set.wait.nsocks = count as u16;
+    set.wait.nfds = if nfds > 0xffff { 0xffff } else { nfds as u16 };
+    emit::bytes((&raw const *set).cast(), u64::from(len), Loss::WaitRing)
+}
+
+#[inline(always)]
+fn emit_single<M: UserMemory>(thread: &mut Thread, tid: u32, end: &End, memory: M) -> bool {
+    let Some(mut entry) = maps::EVENTS.reserve::<SingleWait>(0) else {
+        emit::lost(Loss::WaitRing);
+        return false;
+    };
+    // SAFETY: every field is written below, the socket only where it is said to be there.
+    let single = unsafe { &mut *entry.as_mut_ptr() };
+    fill(&mut single.wait, thread, tid, end, memory);
+    single.sock = thread.sock;
+    let with_socket = ON_SOCKET.has(thread.call);
+    single.wait.nsocks = u16::from(with_socket);
+    single.wait.nfds = u16::from(with_socket);
+    single.wait.header.len =
+        size_of::<WaitRecord>() as u32 + if with_socket { size_of::<SockRecord>() as u32 } else { 0 };
+    entry.submit(emit::wake_flags());
+    true
+}
+
+#[inline(always)]
+fn fill<M: UserMemory>(wait: &mut WaitRecord, thread: &mut Thread, tid: u32, end: &End, memory: M) {
+    wait.header.kind = RecordKind::Wait as u32;
+    wait.start_ns = thread.start_ns;
+    wait.end_ns = end.now_ns;
+    wait.tgid = thread.tgid;
+    wait.tid = tid;
+    wait.call = thread.call as u16;
+    wait.flags = (thread.flags | end.flags) as u16;
+    wait.fd = if HAS_FD.has(thread.call) { thread.args[0] as i32 } else { -1 };
+    wait.polls = 0;
+    wait.ret = end.ret;
+    wait.off_cpu_ns = thread.off_cpu_ns;
+    wait.user_stack = end.user_stack;
+    wait.kernel_stack = thread.kernel_stack;
+    wait.ip = end.regs.ip;
+    wait.sp = end.regs.sp;
+    wait.bp = end.regs.bp;
+    wait.api = api::current(thread, end.regs.sp, memory);
+    wait.api_start_ns = if wait.api == 0 { 0 } else { thread.api_start_ns };
+    wait.arg = thread.arg;
+}

@@ -1,0 +1,81 @@
+//! Numbers of the watched system calls on this machine's architecture.
+
+use profiler_common::Call;
+
+/// What stands in the map `CALLS` for `restart_syscall`: the call that the signal interrupted goes on.
+pub const RESTART: u16 = profiler_common::call::RESTART_CALL;
+
+/// Pairs of the kernel's number and ours. A call that the architecture lacks (`poll` on aarch64) is left out.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub fn numbers() -> Vec<(u32, u16)> {
+    let mut numbers: Vec<(i64, u16)> = vec![
+        (libc::SYS_connect, Call::Connect as u16),
+        (libc::SYS_sendto, Call::Sendto as u16),
+        (libc::SYS_sendmsg, Call::Sendmsg as u16),
+        (libc::SYS_sendmmsg, Call::Sendmmsg as u16),
+        (libc::SYS_recvfrom, Call::Recvfrom as u16),
+        (libc::SYS_recvmsg, Call::Recvmsg as u16),
+        (libc::SYS_recvmmsg, Call::Recvmmsg as u16),
+        (libc::SYS_read, Call::Read as u16),
+        (libc::SYS_write, Call::Write as u16),
+        (libc::SYS_readv, Call::Readv as u16),
+        (libc::SYS_writev, Call::Writev as u16),
+        (libc::SYS_ppoll, Call::Ppoll as u16),
+        (libc::SYS_pselect6, Call::Pselect6 as u16),
+        (libc::SYS_epoll_pwait, Call::EpollPwait as u16),
+        (libc::SYS_epoll_pwait2, Call::EpollPwait2 as u16),
+        (libc::SYS_accept, Call::Accept as u16),
+        (libc::SYS_accept4, Call::Accept4 as u16),
+        (libc::SYS_close, Call::Close as u16),
+        (libc::SYS_nanosleep, Call::Nanosleep as u16),
+        (libc::SYS_clock_nanosleep, Call::ClockNanosleep as u16),
+        (libc::SYS_futex, Call::Futex as u16),
+        (libc::SYS_io_uring_enter, Call::IoUringEnter as u16),
+        (libc::SYS_sendfile, Call::Sendfile as u16),
+        (libc::SYS_splice, Call::Splice as u16),
+        (libc::SYS_restart_syscall, RESTART),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    numbers.extend([
+        (libc::SYS_poll, Call::Poll as u16),
+        (libc::SYS_select, Call::Select as u16),
+        (libc::SYS_epoll_wait, Call::EpollWait as u16),
+    ]);
+    numbers.into_iter().filter_map(|(number, call)| Some((u32::try_from(number).ok()?, call))).collect()
+}
+
+/// Nothing is watched on an architecture whose registers the programs cannot read.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub fn numbers() -> Vec<(u32, u16)> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_number_and_no_call_stands_twice() {
+        let numbers = numbers();
+        let kernel: HashSet<u32> = numbers.iter().map(|(number, _)| *number).collect();
+        let ours: HashSet<u16> = numbers.iter().map(|(_, call)| *call).collect();
+        assert_eq!(kernel.len(), numbers.len());
+        assert_eq!(ours.len(), numbers.len());
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_call_has_its_number() {
+        let ours: HashSet<u16> = numbers().iter().map(|(_, call)| *call).collect();
+        for call in Call::ALL {
+            assert!(ours.contains(&(call as u16)), "{}", call.name());
+        }
+    }
+
+    #[test]
+    fn numbers_fit_the_table_in_the_kernel() {
+        assert!(numbers().iter().all(|(number, _)| *number < profiler_common::call::CALL_TABLE));
+    }
+}

@@ -1,0 +1,149 @@
+//! Reads the tables that the programs keep in the kernel: counters, and what has not ended.
+
+use std::collections::HashSet;
+
+use aya::maps::{HashMap, MapData, PerCpuArray};
+use profiler_common::record::{
+    HandshakeRecord, WAIT_BEGAN_EARLIER, WAIT_IN_FLIGHT, WAIT_NONBLOCKING, WAIT_PAUSED,
+};
+use profiler_common::{Api, Call, CallTotals, NonblockingKey, NonblockingWait, Settings};
+
+use super::decode::{self, wait_flags};
+use super::event::{Event, Registers};
+use super::fields::Fields;
+use crate::trace::record::{CallCount, Handshake, Loss, Socket, Wait};
+
+pub(super) fn call_counts(totals: &PerCpuArray<MapData, CallTotals>) -> Vec<CallCount> {
+    let count = |call: Call| {
+        let values = totals.get(&(call as u32), 0).ok()?;
+        let mut sum = CallCount { call, seen: 0, below: 0, below_ns: 0 };
+        for value in values.iter() {
+            sum.seen = sum.seen.saturating_add(value.seen);
+            sum.below = sum.below.saturating_add(value.below);
+            sum.below_ns = sum.below_ns.saturating_add(value.below_ns);
+        }
+        (sum.seen > 0).then_some(sum)
+    };
+    Call::ALL.into_iter().filter_map(count).collect()
+}
+
+pub(super) fn losses(lost: &PerCpuArray<MapData, u64>) -> Vec<Loss> {
+    let count = |kind: profiler_common::Loss| {
+        let count =
+            lost.get(&(kind as u32), 0).ok()?.iter().fold(0_u64, |sum, value| sum.saturating_add(*value));
+        (count > 0).then(|| Loss { what: kind.name().to_owned(), count, events: kind.is_event() })
+    };
+    profiler_common::Loss::ALL.into_iter().filter_map(count).collect()
+}
+
+/// Takes waits on non-blocking descriptors out of the kernel's table: those of the threads in `ended`, or all.
+pub(super) fn take_nonblocking(
+    table: &mut HashMap<MapData, NonblockingKey, NonblockingWait>,
+    settings: &Settings,
+    ended: Option<&HashSet<u32>>,
+    sink: &mut dyn FnMut(Event),
+) {
+    let keys: Vec<NonblockingKey> = table
+        .keys()
+        .filter_map(Result::ok)
+        .filter(|key| ended.is_none_or(|ended| ended.contains(&key.tid)))
+        .collect();
+    let now_ns = monotonic_ns();
+    for key in keys {
+        let Ok(value) = table.get(&key, 0) else { continue };
+        // Gone already where the thread itself was faster: then it made the record.
+        if table.remove(&key).is_err() {
+            continue;
+        }
+        let still_looks = ended.is_none();
+        if let Some(wait) = nonblocking_wait(&key, &value, settings, still_looks, now_ns) {
+            sink(Event::Wait(wait, Registers { ip: value.ip, sp: value.sp, bp: value.bp }));
+        }
+    }
+}
+
+/// The wait that a table entry stands for; `None` where it is too short to be recorded.
+fn nonblocking_wait(
+    key: &NonblockingKey,
+    value: &NonblockingWait,
+    settings: &Settings,
+    still_looks: bool,
+    now_ns: u64,
+) -> Option<Wait> {
+    let in_flight = still_looks && now_ns.saturating_sub(value.last_ns) <= settings.spin_gap_ns;
+    let end_ns = if in_flight { now_ns } else { value.last_ns };
+    if end_ns.saturating_sub(value.start_ns) < settings.min_stall_ns {
+        return None;
+    }
+    let bits = WAIT_NONBLOCKING | if in_flight { WAIT_IN_FLIGHT } else { WAIT_PAUSED };
+    Some(Wait {
+        start_ns: value.start_ns,
+        end_ns,
+        pid: value.tgid,
+        tid: key.tid,
+        call: u16::try_from(value.call).map_or(Call::None, Call::from_u16),
+        flags: wait_flags(bits),
+        fd: key.fd,
+        set_size: 1,
+        polls: value.polls,
+        ret: 0,
+        arg: 0,
+        off_cpu_ns: 0,
+        user_stack: value.user_stack,
+        kernel_stack: 0,
+        api: u16::try_from(value.api).map_or(Api::None, Api::from_u16),
+        api_start_ns: value.api_start_ns,
+        sockets: socket(&value.sock).into_iter().collect(),
+    })
+}
+
+/// Takes the handshakes that still last out of the kernel's table.
+pub(super) fn take_handshakes(
+    table: &mut HashMap<MapData, u64, HandshakeRecord>,
+    sink: &mut dyn FnMut(Event),
+) {
+    let keys: Vec<u64> = table.keys().filter_map(Result::ok).collect();
+    let now_ns = monotonic_ns();
+    for key in keys {
+        let Ok(value) = table.get(&key, 0) else { continue };
+        if table.remove(&key).is_ok()
+            && let Some(socket) = socket(&value.sock)
+        {
+            sink(Event::Handshake(Handshake {
+                start_ns: value.start_ns,
+                end_ns: now_ns.max(value.start_ns),
+                pid: value.tgid,
+                tid: value.tid,
+                error: 0,
+                began_earlier: value.flags & WAIT_BEGAN_EARLIER != 0,
+                in_flight: true,
+                syn_retransmits: value.syn_retransmits,
+                socket,
+            }));
+        }
+    }
+}
+
+fn socket(record: &profiler_common::SockRecord) -> Option<Socket> {
+    let mut bytes = Vec::with_capacity(size_of::<profiler_common::SockRecord>());
+    bytes.extend(record.ino.to_ne_bytes());
+    bytes.extend(record.fd.to_ne_bytes());
+    bytes.extend(record.family.to_ne_bytes());
+    bytes.extend([record.sock_type, record.state]);
+    for field in [record.local_port, record.peer_port, record.events, record.revents] {
+        bytes.extend(field.to_ne_bytes());
+    }
+    bytes.extend(record.addr);
+    decode::socket(&mut Fields::new(&bytes))
+}
+
+/// `CLOCK_MONOTONIC`, the clock of the kernel's records.
+pub(super) fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is valid for writing.
+    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) } != 0 {
+        return 0;
+    }
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
