@@ -1,4 +1,19 @@
-//! The trace file: what it holds ([`record`]), how it is written and read.
+//! The trace file: what it holds ([`record`]), how it is written ([`writer`]) and read ([`reader`]).
+//! `docs/trace-format.md` describes the bytes.
 
+mod block;
+mod columns;
+pub mod error;
+pub mod format;
 pub mod ids;
+pub mod kind;
+pub mod reader;
 pub mod record;
+#[cfg(test)]
+pub(crate) mod synthetic;
+mod window;
+pub mod writer;
+
+pub use error::TraceError;
+pub use reader::{TraceReader, read_all};
+pub use writer::TraceWriter;

@@ -1,0 +1,272 @@
+//! Reads a trace record by record, around damage, in bounded memory and linear time.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::block::{Block, BlockReader};
+use super::columns::WaitDecoder;
+use super::error::TraceError;
+use super::format::{self, FILE_HEADER, MAGIC, MAJOR, SYNC, Version};
+use super::kind::Kind;
+use super::record::{Loss, Record};
+use super::window::Window;
+use crate::analysis::report::TraceState;
+
+/// Name of the [`Loss`] that counts the records of kinds which this version does not know.
+pub const LOSS_UNKNOWN: &str = "unknown_record_kind";
+
+/// Yields the records of a trace; afterwards [`state`](Self::state) says how whole it was.
+///
+/// The order within a kind is the order in which they were written; between kinds it means nothing.
+pub struct TraceReader<R = File> {
+    blocks: BlockReader<R>,
+    current: Current,
+    version: Version,
+    unknown: u64,
+    ended_in_order: bool,
+    exhausted: bool,
+}
+
+enum Current {
+    Nothing,
+    Waits(WaitDecoder),
+    Rows(Rows),
+}
+
+/// Encoded records of one kind.
+struct Rows {
+    kind: Kind,
+    payload: Vec<u8>,
+    at: usize,
+    left: u32,
+    block_offset: u64,
+}
+
+impl TraceReader<File> {
+    /// Opens a file and checks that it is a trace of a version that can be read.
+    ///
+    /// # Errors
+    /// A variant of its own for each: cannot be opened, a directory, empty, not a trace, ends inside the
+    /// header, newer.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let path = path.as_ref();
+        let open_error = |source| TraceError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(open_error)?;
+        if file.metadata().map_err(open_error)?.is_dir() {
+            return Err(TraceError::IsDirectory { path: path.to_owned() });
+        }
+        TraceReader::new(file, path)
+    }
+}
+
+impl<R: Read> TraceReader<R> {
+    /// Reads the file header; `path` is for error messages.
+    pub fn new(source: R, path: impl Into<PathBuf>) -> Result<Self, TraceError> {
+        let mut window = Window::new(source);
+        let header = match read_file_header(&mut window) {
+            Ok(header) => header,
+            Err(bad) => return Err(bad.into_error(path.into())),
+        };
+        let mut reader = TraceReader {
+            blocks: BlockReader::new(window),
+            current: Current::Nothing,
+            version: header.unwrap_or(Version { major: MAJOR, minor: format::MINOR }),
+            unknown: 0,
+            ended_in_order: false,
+            exhausted: false,
+        };
+        if header.is_none() {
+            reader.blocks.damage.add(0, "the checksum of the file header does not match", 0);
+        }
+        Ok(reader)
+    }
+
+    /// The file's format version; this stallscope's own where the header is damaged.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// How whole the trace is, as far as it was read.
+    pub fn state(&self) -> TraceState {
+        let damage = &self.blocks.damage;
+        let mut lines = damage.lines();
+        if self.exhausted && !self.ended_in_order {
+            lines
+                .push("the recording did not end in order: it was killed, or it is still running".to_owned());
+        }
+        TraceState {
+            complete: self.ended_in_order && damage.is_none(),
+            damage: lines,
+            bytes_unread: damage.bytes_unread(),
+        }
+    }
+
+    /// The next record, `None` at the end.
+    pub fn next_record(&mut self) -> Option<Record> {
+        while !self.exhausted {
+            if let Some(record) = self.next_of_block() {
+                self.ended_in_order |= matches!(record, Record::End(_));
+                return Some(record);
+            }
+            match self.blocks.next_block() {
+                Some(block) => self.current = self.enter(block),
+                None => {
+                    self.exhausted = true;
+                    return self.told_unknown();
+                }
+            }
+        }
+        None
+    }
+
+    /// What was skipped is a loss of this reading.
+    fn told_unknown(&self) -> Option<Record> {
+        let loss = Loss { what: LOSS_UNKNOWN.to_owned(), count: self.unknown, events: false };
+        (self.unknown > 0).then_some(Record::Loss(loss))
+    }
+
+    fn next_of_block(&mut self) -> Option<Record> {
+        match &mut self.current {
+            Current::Nothing => None,
+            Current::Waits(waits) => waits.next().map(Record::Wait),
+            Current::Rows(rows) => match rows.next()? {
+                Ok(record) => Some(record),
+                Err(unread) => {
+                    let what = format!("records of kind {} cannot be decoded", rows.kind.name());
+                    self.blocks.damage.add(rows.block_offset, &what, unread);
+                    rows.left = 0;
+                    None
+                }
+            },
+        }
+    }
+
+    fn enter(&mut self, block: Block) -> Current {
+        let records = block.header.records;
+        let (Some(kind), Some(payload)) = (Kind::from_number(block.header.kind), block.payload) else {
+            self.unknown = self.unknown.saturating_add(u64::from(records));
+            return Current::Nothing;
+        };
+        let current = if kind == Kind::Wait {
+            WaitDecoder::new(&payload, records).map(Current::Waits)
+        } else {
+            Rows::new(kind, payload, records, block.offset).map(Current::Rows)
+        };
+        current.unwrap_or_else(|| {
+            let what = format!("a block of kind {} cannot be decoded", kind.name());
+            self.blocks.damage.add(block.offset, &what, u64::from(block.header.stored_len));
+            Current::Nothing
+        })
+    }
+}
+
+impl<R: Read> Iterator for TraceReader<R> {
+    type Item = Record;
+
+    fn next(&mut self) -> Option<Record> {
+        self.next_record()
+    }
+}
+
+impl Rows {
+    fn new(kind: Kind, payload: Vec<u8>, records: u32, block_offset: u64) -> Option<Rows> {
+        let (count, rest) = postcard::take_from_bytes::<u32>(&payload).ok()?;
+        let at = payload.len() - rest.len();
+        (count == records).then_some(Rows { kind, payload, at, left: records, block_offset })
+    }
+
+    /// The next record, or the number of bytes that are left where they make none.
+    fn next(&mut self) -> Option<Result<Record, u64>> {
+        self.left = self.left.checked_sub(1)?;
+        let bytes = self.payload.get(self.at..).unwrap_or_default();
+        match self.kind.decode(bytes) {
+            Ok((record, rest)) => {
+                self.at = self.payload.len() - rest.len();
+                Some(Ok(record))
+            }
+            Err(_) => Some(Err(bytes.len() as u64)),
+        }
+    }
+}
+
+/// Why a file cannot be read as a trace at all.
+enum BadFile {
+    Empty,
+    Truncated(u64),
+    Foreign(&'static str),
+    Version(Version),
+    Read(io::Error),
+}
+
+impl BadFile {
+    fn into_error(self, path: PathBuf) -> TraceError {
+        match self {
+            BadFile::Empty => TraceError::Empty { path },
+            BadFile::Truncated(bytes) => TraceError::TruncatedHeader { path, bytes },
+            BadFile::Foreign(looks_like) => TraceError::NotATrace { path, looks_like },
+            BadFile::Version(Version { major, minor }) if major > MAJOR => {
+                TraceError::NewerVersion { path, major, minor }
+            }
+            BadFile::Version(Version { major, minor }) => TraceError::OlderVersion { path, major, minor },
+            BadFile::Read(source) => TraceError::Read { path, source },
+        }
+    }
+}
+
+/// Moves behind the file header. `None`: it is damaged, but this is a trace all the same.
+fn read_file_header<R: Read>(window: &mut Window<R>) -> Result<Option<Version>, BadFile> {
+    let start = window.peek(FILE_HEADER + SYNC.len()).to_vec();
+    if start.len() < FILE_HEADER {
+        if let Some(error) = window.take_error() {
+            return Err(BadFile::Read(error));
+        }
+        return Err(match start.get(..MAGIC.len().min(start.len())) {
+            None | Some([]) => BadFile::Empty,
+            Some(piece) if MAGIC.starts_with(piece) => BadFile::Truncated(start.len() as u64),
+            Some(_) => BadFile::Foreign(describe(&start)),
+        });
+    }
+    let block_follows = start.get(FILE_HEADER..) == Some(&SYNC[..]);
+    if !start.starts_with(&MAGIC) && !block_follows {
+        return Err(BadFile::Foreign(describe(window.peek(512))));
+    }
+    let len = format::file_header_len(&start).unwrap_or(FILE_HEADER);
+    let header = window.peek(len);
+    let version = format::decode_file_header(header);
+    match version {
+        Some(version) if version.major != MAJOR => return Err(BadFile::Version(version)),
+        Some(_) => window.advance(len),
+        // The length is not to be trusted either; blocks are searched for from here.
+        None if header.len() < len && !block_follows => return Err(BadFile::Truncated(header.len() as u64)),
+        None => window.advance(if block_follows { FILE_HEADER } else { MAGIC.len() }),
+    }
+    Ok(version)
+}
+
+/// What a foreign file seems to be, from its first bytes.
+fn describe(start: &[u8]) -> &'static str {
+    const KNOWN: [(&[u8], &str); 6] = [
+        (b"\x28\xb5\x2f\xfd", "a zstd file (unpack it first)"),
+        (b"\x1f\x8b", "a gzip file (unpack it first)"),
+        (b"\x7fELF", "an ELF file"),
+        (b"PERFILE2", "a recording of perf"),
+        (b"\x89PNG", "a PNG image"),
+        (b"PK\x03\x04", "a zip archive"),
+    ];
+    if let Some((_, name)) = KNOWN.iter().find(|(magic, _)| start.starts_with(magic)) {
+        return name;
+    }
+    let is_text = |&byte: &u8| byte >= b' ' && byte != 0x7f || matches!(byte, b'\t' | b'\n' | b'\r' | 0x1b);
+    if start.iter().all(is_text) { "a text file" } else { "another kind of file" }
+}
+
+/// All records of a file, and how whole it was.
+///
+/// # Errors
+/// Those of [`TraceReader::open`].
+pub fn read_all(path: impl AsRef<Path>) -> Result<(Vec<Record>, TraceState), TraceError> {
+    let mut reader = TraceReader::open(path)?;
+    let records = reader.by_ref().collect();
+    Ok((records, reader.state()))
+}
