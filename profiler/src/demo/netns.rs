@@ -127,7 +127,7 @@ impl Network {
         ))?;
         let host = Host { namespace, switch: self.switch.clone(), number };
         host.namespace.ip(&format!(
-            "link set eth0 up\naddr add {}/24 dev eth0\n-6 addr add {}/64 dev eth0 nodad\n",
+            "link set eth0 up\naddr add {}/24 dev eth0\naddr add {}/64 dev eth0 nodad\n",
             host.address(),
             host.address6()
         ))?;

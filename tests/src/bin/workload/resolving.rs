@@ -35,7 +35,8 @@ fn lookup_outer(name: &CString, family: i32) -> i32 {
     hints.ai_family = family;
     hints.ai_socktype = libc::SOCK_STREAM;
     // SAFETY: the name ends with NUL; hints and result are locals.
-    let code = unsafe { libc::getaddrinfo(name.as_ptr(), std::ptr::null(), &raw const hints, &raw mut found) };
+    let code =
+        unsafe { libc::getaddrinfo(name.as_ptr(), std::ptr::null(), &raw const hints, &raw mut found) };
     if code == 0 {
         // SAFETY: the list came from getaddrinfo and is freed once.
         unsafe { libc::freeaddrinfo(found) };
