@@ -44,3 +44,29 @@ pub fn rows<'a>(report: &'a Value, section: &str, wanted: &[(&str, Value)]) -> V
     let all = report[section].as_array().unwrap_or_else(|| panic!("the report has no array {section:?}"));
     all.iter().filter(|row| wanted.iter().all(|(field, value)| &row[field] == value)).collect()
 }
+
+/// A field summed over rows; `duration.sum_ns` reaches into a row.
+///
+/// # Panics
+/// When a row has no such count.
+#[track_caller]
+pub fn sum(rows: &[&Value], field: &str) -> u64 {
+    let pointer = format!("/{}", field.replace('.', "/"));
+    let count = |row: &&Value| {
+        row.pointer(&pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no count {field} in {row}"))
+    };
+    rows.iter().map(count).sum()
+}
+
+/// The finding with this id.
+///
+/// # Panics
+/// When the report does not have it.
+#[track_caller]
+pub fn finding<'a>(report: &'a Value, id: &str) -> &'a Value {
+    let all = report["findings"].as_array().expect("findings are an array");
+    all.iter().find(|finding| finding["id"] == id).unwrap_or_else(|| {
+        let ids: Vec<&Value> = all.iter().map(|finding| &finding["id"]).collect();
+        panic!("no finding {id}, only {ids:?}")
+    })
+}

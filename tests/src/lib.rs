@@ -7,8 +7,10 @@ pub mod check;
 pub mod peer;
 pub mod process;
 pub mod recorder;
+pub mod resolver;
 
-pub use check::{assert_close, assert_close_to, require_root, rows};
+pub use check::{assert_close, assert_close_to, finding, require_root, rows, sum};
 pub use peer::Peer;
 pub use process::{Program, Values};
-pub use recorder::{RecordedTrace, Recorder};
+pub use recorder::{RecordedTrace, Recorder, Recording, record_run, report, stallscope};
+pub use resolver::Resolver;

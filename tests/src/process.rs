@@ -11,7 +11,7 @@ use std::time::Duration;
 use stallscope::demo::{Host, Role};
 
 /// How long a program may take to answer. Generous: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// `key=value …` of a line that the program printed.
 #[derive(Debug, Default)]

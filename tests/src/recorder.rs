@@ -11,8 +11,10 @@ use serde_json::Value;
 use stallscope::demo::monotonic_ns;
 use tempfile::TempDir;
 
+use crate::process::{Program, Values};
+
 /// How long the product may take to attach, to end, or to analyse. Generous: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The binary: `STALLSCOPE_BIN`, else the release build, else the debug build.
 ///
@@ -275,4 +277,17 @@ pub fn report(trace: &Path) -> Value {
     let report: Value = serde_json::from_slice(&output.stdout).expect("the report is one JSON document");
     assert_eq!(report["schema"], "stallscope.report/1");
     report
+}
+
+/// Records `program` from before its work begins until it is done; what it measured, and the trace.
+///
+/// # Panics
+/// When one of them fails.
+#[track_caller]
+pub fn record_run(program: &mut Program) -> (Values, RecordedTrace) {
+    let recording = Recorder::new().pid(program.pid()).start();
+    let values = program.run();
+    let trace = recording.finish();
+    assert!(trace.status.success(), "record: {:?}: {}", trace.status, trace.stderr);
+    (values, trace)
 }

@@ -4,9 +4,9 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use stallscope::demo::{Action, Demo, DnsServer, Host, Network, RecordType, Rule, SLOW_ANSWER};
+use stallscope::demo::{Action, Demo, Network, RecordType, Rule, SLOW_ANSWER};
 use stallscope_tests::process::workload;
-use stallscope_tests::{Peer, Program, require_root};
+use stallscope_tests::{Peer, Program, Resolver, require_root};
 
 const MS: u64 = 1_000_000;
 
@@ -18,41 +18,9 @@ fn assert_late(what: &str, measured_ns: u64, scripted_ns: u64) {
     assert!(range.contains(&measured_ns), "{what}: {measured_ns} ns, scripted {scripted_ns} ns");
 }
 
-struct Resolver {
-    client: Host,
-    server: DnsServer,
-    resolv_conf: String,
-}
-
-/// A client and a server that follows `rules`; the client's resolver has a time-out of one second.
-fn resolver(rules: Vec<Rule>) -> Resolver {
-    require_root();
-    let network = Network::new().unwrap();
-    let client = network.add_host(1).unwrap();
-    let host = network.add_host(53).unwrap();
-    let server = DnsServer::start(host.namespace(), host.address().into(), rules).unwrap();
-    let resolv_conf = format!("nameserver {}\noptions timeout:1 attempts:2\n", host.address());
-    Resolver { client, server, resolv_conf }
-}
-
-impl Resolver {
-    /// Looks `name` up once; the result and the time.
-    fn look_up(&self, name: &str, family: &str) -> (String, u64) {
-        let arguments = ["getaddrinfo", name, "1", "0", family];
-        let values = Program::start_resolving(&self.client, &self.resolv_conf, &arguments).run();
-        (values.get("code"), values.ns())
-    }
-
-    /// Queries of a name: how many, and how many of them got their answer.
-    fn counts(&self, name: &str, qtype: RecordType) -> (usize, usize) {
-        let queries = self.server.queries(name, qtype);
-        (queries.len(), queries.iter().filter(|query| query.answered_ns.is_some()).count())
-    }
-}
-
 #[test]
 fn late_answers_come_as_late_as_scripted() {
-    let rig = resolver(vec![Rule::new("test", Action::Answer { delay: Duration::from_millis(120) })]);
+    let rig = Resolver::start(vec![Rule::new("test", Action::Answer { delay: Duration::from_millis(120) })]);
     let (code, ns) = rig.look_up("a.test", "inet");
     assert_eq!(code, "ok");
     assert_late("look-up", ns, 120 * MS);
@@ -64,7 +32,7 @@ fn late_answers_come_as_late_as_scripted() {
 
 #[test]
 fn lookups_without_an_answer_are_repeated_and_given_up() {
-    let rig = resolver(vec![Rule::new("test", Action::Never)]);
+    let rig = Resolver::start(vec![Rule::new("test", Action::Never)]);
     let (code, ns) = rig.look_up("a.test", "inet");
     assert_eq!(code, "EAI_AGAIN");
     assert_late("two time-outs of a second", ns, 2000 * MS);
@@ -73,7 +41,7 @@ fn lookups_without_an_answer_are_repeated_and_given_up() {
 
 #[test]
 fn codes_reach_the_program() {
-    let rig = resolver(vec![
+    let rig = Resolver::start(vec![
         Rule::new("nx.test", Action::nxdomain(Duration::from_millis(30))),
         Rule::new("fail.test", Action::servfail(Duration::ZERO)),
         Rule::new("no.test", Action::refused(Duration::ZERO)),
@@ -91,7 +59,7 @@ fn codes_reach_the_program() {
 #[test]
 fn truncated_answers_are_asked_for_again_over_tcp_in_pieces() {
     let action = Action::TruncateThenTcp { segments: 3, gap: Duration::from_millis(20) };
-    let rig = resolver(vec![Rule::new("test", action)]);
+    let rig = Resolver::start(vec![Rule::new("test", action)]);
     let (code, ns) = rig.look_up("a.test", "inet");
     assert_eq!(code, "ok");
     assert_late("two gaps", ns, 40 * MS);
@@ -103,7 +71,7 @@ fn truncated_answers_are_asked_for_again_over_tcp_in_pieces() {
 #[test]
 fn answers_with_another_id_are_ignored_until_the_right_one() {
     let right = Action::WrongId { then_right: Some(Duration::from_millis(80)) };
-    let rig = resolver(vec![
+    let rig = Resolver::start(vec![
         Rule::new("right.test", right),
         Rule::new("wrong.test", Action::WrongId { then_right: None }),
     ]);
@@ -118,7 +86,7 @@ fn answers_with_another_id_are_ignored_until_the_right_one() {
 
 #[test]
 fn a_lost_aaaa_query_costs_one_time_out() {
-    let rig = resolver(Rule::answers_a_but_not_aaaa("test"));
+    let rig = Resolver::start(Rule::answers_a_but_not_aaaa("test"));
     let (code, ns) = rig.look_up("a.test", "unspec");
     assert_eq!(code, "ok");
     assert_late("one time-out", ns, 1000 * MS);
@@ -129,9 +97,9 @@ fn a_lost_aaaa_query_costs_one_time_out() {
 
 #[test]
 fn reverse_lookups_time_out_where_their_zone_does() {
-    let rig = resolver(vec![Rule::new("77.10.in-addr.arpa", Action::Never)]);
+    let rig = Resolver::start(vec![Rule::new("77.10.in-addr.arpa", Action::Never)]);
     let arguments = ["getnameinfo", "10.77.0.9", "1"];
-    let values = Program::start_resolving(&rig.client, &rig.resolv_conf, &arguments).run();
+    let values = rig.program(&arguments).run();
     assert_eq!(values.get::<String>("code"), "EAI_AGAIN");
     assert_late("two time-outs", values.ns(), 2000 * MS);
     assert_eq!(rig.counts("9.0.77.10.in-addr.arpa", RecordType::PTR), (2, 0));
