@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stallscope::demo::{Host, monotonic_ns};
 
@@ -167,7 +167,13 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
             }
         }
         Script::ReadAfter(delay) => {
-            std::thread::sleep(*delay);
+            let begin = Instant::now() + *delay;
+            while Instant::now() < begin {
+                if state.stopping.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                std::thread::sleep(GLANCE.min(begin.saturating_duration_since(Instant::now())));
+            }
             *state.began_reading_ns.lock().unwrap_or_else(PoisonError::into_inner) = Some(monotonic_ns());
             let mut buffer = vec![0; 1 << 20];
             while read_some(&mut stream, &mut buffer, state)? {}

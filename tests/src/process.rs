@@ -57,9 +57,17 @@ impl Program {
     /// # Panics
     /// When it cannot be started or does not get ready.
     pub fn start(arguments: &[&str]) -> Program {
-        let mut command = Command::new(workload());
-        command.args(arguments);
-        Program::adopt(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts workload"))
+        Program::start_command(Command::new(workload()).args(arguments))
+    }
+
+    /// Starts `command`, which ends up as a workload program.
+    ///
+    /// # Panics
+    /// As [`Program::start`].
+    pub fn start_command(command: &mut Command) -> Program {
+        Program::adopt(
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts a command"),
+        )
     }
 
     /// Starts it on a host of the rig.
@@ -97,6 +105,16 @@ impl Program {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The processes that its first thread has started and that still exist.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn children(&self) -> Vec<u32> {
+        let pid = self.pid();
+        let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+        list.split_whitespace().map(|child| child.parse().expect("a process id")).collect()
     }
 
     /// Tells the program to do what its arguments say.
