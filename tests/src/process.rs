@@ -140,6 +140,9 @@ impl Program {
         self.done()
     }
 
+    /// Ends the program with SIGKILL.
+    pub fn kill(self) {}
+
     /// Waits for the program to end by itself; its exit code.
     ///
     /// # Panics
@@ -162,7 +165,6 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        drop(self.stdin.take());
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

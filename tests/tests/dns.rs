@@ -285,3 +285,42 @@ fn attaching_in_the_middle_sees_the_answer_come() {
         50 * MS,
     );
 }
+
+#[test]
+fn the_socket_of_a_name_cache_is_a_way_to_wait_for_a_name() {
+    require_root();
+    let network = Network::new().unwrap();
+    let client = network.add_host(1).unwrap();
+    let arguments = ["nscd", "a.test", "150"];
+    let mut program = Program::start_resolving(&client, "nameserver 127.0.0.1\n", &arguments);
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    let cache = rows(&report, "dns", &[("transport", json!("unix"))]);
+    assert!(!cache.is_empty(), "{:#}", report["dns"]);
+    for row in &cache {
+        assert_eq!((&row["server"], &row["api"]), (&json!("/var/run/nscd/socket"), &json!("getaddrinfo")));
+    }
+    // The name server behind it refuses in microseconds.
+    assert_close("cache", sum(&cache, "stalled_ns"), values.ns());
+    assert_stalled(&report, values.ns());
+}
+
+#[test]
+fn stacks_show_the_api_and_its_caller_and_end_in_server_and_name() {
+    let rig = Resolver::start(vec![Rule::new("test", Action::Answer { delay: Duration::from_millis(100) })]);
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.test", "3", "0", "inet"]));
+    let named: u64 = trace
+        .folded()
+        .iter()
+        .filter(|(frames, _)| {
+            let at = |name: &str| frames.iter().position(|frame| frame.contains(name));
+            let leaf = frames.last().unwrap();
+            at("lookup_outer").is_some_and(|caller| at("getaddrinfo").is_some_and(|api| caller < api))
+                && leaf.starts_with("[dns.resolve] ")
+                && leaf.contains("10.77.0.53")
+                && leaf.contains("a.test")
+        })
+        .map(|(_, weight)| weight)
+        .sum();
+    assert_close("stacks with names", named, values.ns());
+}

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stallscope::demo::{Action, Demo, Network, RecordType, Rule, SLOW_ANSWER};
 use stallscope_tests::process::workload;
@@ -249,4 +249,37 @@ fn the_demo_runs_late_and_ends_with_all_its_processes() {
     for child in children {
         assert!(!std::path::Path::new(&format!("/proc/{child}")).exists(), "{child} is still there");
     }
+}
+
+#[test]
+fn the_demo_ends_with_its_owner_however_that_ends() {
+    require_root();
+    let owner = Program::start(&["demo-owner"]);
+    let job: u32 = owner.ready.get("job");
+    let list = std::fs::read_to_string(format!("/proc/{job}/task/{job}/children")).unwrap();
+    let mut pids: Vec<u32> = list.split_whitespace().map(|child| child.parse().unwrap()).collect();
+    assert_eq!(pids.len(), 6);
+    pids.push(job);
+    owner.kill();
+    let gone = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
+    };
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while !pids.iter().all(gone) {
+        assert!(Instant::now() < give_up, "some of {pids:?} are still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_name_cache_of_the_rig_hangs_up_as_late_as_scripted() {
+    require_root();
+    let network = Network::new().unwrap();
+    let client = network.add_host(1).unwrap();
+    let arguments = ["nscd", "a.test", "150"];
+    let values = Program::start_resolving(&client, "nameserver 127.0.0.1\n", &arguments).run();
+    assert_eq!(values.get::<String>("code"), "EAI_AGAIN");
+    // The C library asks once, or once for the shared cache and once for the name.
+    assert!((150 * MS..1000 * MS).contains(&values.ns()), "{} ns", values.ns());
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -85,9 +85,10 @@ impl Role {
             kept.push(file);
         }
         let (namespace, passed) = (self.namespace.clone(), self.passed.clone());
+        let parent = std::process::id().cast_signed();
         // SAFETY: `enter` makes bare system calls on data prepared beforehand and allocates nothing.
         unsafe {
-            self.command.pre_exec(move || enter(namespace.fd().as_fd().as_raw_fd(), &mounts, &passed));
+            self.command.pre_exec(move || enter(parent, namespace.fd().as_raw_fd(), &mounts, &passed));
         }
         // spawn() returns after the exec, when the files are mounted: their names are not needed any more.
         self.command.spawn().map_err(|source| DemoError::Spawn { program, source })
@@ -105,10 +106,19 @@ fn temporary_file(text: &str) -> Result<NamedTempFile, DemoError> {
 }
 
 /// Runs between fork and exec.
-fn enter(netns: RawFd, mounts: &[(CString, CString)], passed: &[RawFd]) -> io::Result<()> {
+fn enter(
+    parent: libc::pid_t,
+    netns: RawFd,
+    mounts: &[(CString, CString)],
+    passed: &[RawFd],
+) -> io::Result<()> {
     // SAFETY: system calls with valid descriptors and NUL-terminated strings that live across the call.
     unsafe {
         check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+        if libc::getppid() != parent {
+            // It died before the kernel knew whom to tell.
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         check(libc::setns(netns, libc::CLONE_NEWNET))?;
         for &fd in passed {
             check(libc::fcntl(fd, libc::F_SETFD, 0))?;

@@ -51,8 +51,13 @@ pub fn run_workload(role: &str, arguments: &[String]) -> Result<(), DemoError> {
             let number = parsed(role, 0, at(0)?)?;
             let root: Ipv4Addr = parsed(role, 1, at(1)?)?;
             set_name(&format!("rank{number}"));
-            if number == 0 { gather_root(root) } else { gather_rank(number, root) }
-                .map_err(|source| DemoError::Socket { what: "gather", address: root.to_string(), source })
+            let result = if number == 0 { gather_root(root) } else { gather_rank(number, root) };
+            match result {
+                Err(source) if !is_hang_up(&source) => {
+                    Err(DemoError::Socket { what: "gather", address: root.to_string(), source })
+                }
+                _ => Ok(()),
+            }
         }
         ROLE_LOOKUP => {
             set_name(at(0)?);
@@ -139,6 +144,8 @@ impl Drop for Children {
         for child in &mut self.0 {
             // It may have ended by itself.
             let _ = child.kill();
+        }
+        for child in &mut self.0 {
             let _ = child.wait();
         }
     }
@@ -180,6 +187,12 @@ fn resolve_peer(name: &CString) {
         // SAFETY: the list came from getaddrinfo and is freed once.
         unsafe { libc::freeaddrinfo(found) };
     }
+}
+
+/// The other end is gone: the demo is ending, or the other end has said why it ended.
+fn is_hang_up(error: &io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 fn gather_root(address: Ipv4Addr) -> io::Result<()> {

@@ -94,3 +94,11 @@ pub fn zombie() {
     ready(&format!("child={child}"));
     go();
 }
+
+/// `demo-owner`: starts the demo and waits to be killed.
+pub fn demo_owner() {
+    let mut demo = stallscope::demo::Demo::start().expect("starts the demo");
+    demo.wait_ready(Duration::from_secs(30)).expect("gets ready");
+    ready(&format!("job={}", demo.pid()));
+    go();
+}

@@ -71,6 +71,8 @@ fn main() {
         }
         "getaddrinfo" => resolving::forward(&arguments),
         "getnameinfo" => resolving::reverse(&arguments),
+        "nscd" => resolving::name_cache(&arguments),
+        "demo-owner" => living::demo_owner(),
         other => panic!("no command {other}"),
     }
     finish();

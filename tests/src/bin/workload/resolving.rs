@@ -2,7 +2,11 @@
 
 use std::ffi::CString;
 use std::net::Ipv4Addr;
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 
 use super::sys::monotonic_ns;
 use super::{Arguments, done, go, ready};
@@ -42,6 +46,30 @@ fn lookup_outer(name: &CString, family: i32) -> i32 {
         unsafe { libc::freeaddrinfo(found) };
     }
     std::hint::black_box(code)
+}
+
+/// `nscd NAME DELAY_MS`: one lookup with a name cache daemon that hangs up on each request after that time.
+/// The daemon is a thread of this process; its socket is in a mount namespace of our own.
+pub fn name_cache(arguments: &Arguments) {
+    let name = CString::new(arguments.get::<String>(0)).expect("no NUL");
+    let delay = Duration::from_millis(arguments.get(1));
+    unshare(CloneFlags::CLONE_NEWNS).expect("makes a mount namespace");
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("makes it private");
+    mount(Some("none"), "/run", Some("tmpfs"), MsFlags::empty(), none).expect("mounts /run");
+    std::fs::create_dir("/run/nscd").expect("makes the folder");
+    let listener = UnixListener::bind("/run/nscd/socket").expect("listens");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::sleep(delay);
+            drop(stream);
+        }
+    });
+    ready("");
+    go();
+    let start = monotonic_ns();
+    let code = lookup_outer(&name, libc::AF_INET);
+    done(&format!("code={} ns={}", code_name(code), monotonic_ns() - start));
 }
 
 /// `getnameinfo IP TIMES`: reverse lookups that insist on a name.
