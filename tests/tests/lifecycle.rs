@@ -60,6 +60,7 @@ fn no_children_means_no_children() {
     let report = recording.finish().report();
     assert_eq!(receives(&report, &peer).len(), 0, "{:#}", report["sockets"]);
     assert_eq!(peer.served_ns().len(), 2, "the child did receive");
+    assert_eq!(report["target"]["pids"], json!([program.pid()]));
 }
 
 #[test]
