@@ -1,0 +1,107 @@
+//! Small programs that wait in one known way each, for the live tests to record.
+//!
+//! Protocol: the program prints `ready key=value …` when it is set up, waits for a line on standard input,
+//! does what its arguments say, prints `done key=value …` and stays until standard input is closed.
+
+mod connecting;
+mod idling;
+mod living;
+mod receiving;
+mod resolving;
+mod sys;
+
+use std::fmt::Display;
+use std::io::{Write, stdin, stdout};
+use std::str::FromStr;
+
+/// The arguments behind the command's name.
+pub struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn get<T: FromStr>(&self, index: usize) -> T
+    where
+        T::Err: Display,
+    {
+        let text = self.0.get(index).unwrap_or_else(|| panic!("argument {index} is missing"));
+        text.parse().unwrap_or_else(|error| panic!("argument {index}, {text:?}: {error}"))
+    }
+
+    fn get_or<T: FromStr>(&self, index: usize, default: T) -> T
+    where
+        T::Err: Display,
+    {
+        if self.0.len() > index { self.get(index) } else { default }
+    }
+}
+
+fn main() {
+    let mut words = std::env::args().skip(1);
+    let command = words.next().expect("a command");
+    let arguments = Arguments(words.collect());
+    if command == "demo" {
+        let [flag, role, rest @ ..] = arguments.0.as_slice() else { panic!("demo --role ROLE …") };
+        assert_eq!(flag, "--role");
+        if let Err(error) = stallscope::demo::run_workload(role, rest) {
+            eprintln!("error: {error}");
+            std::process::exit(1);
+        }
+        return;
+    }
+    match command.as_str() {
+        "connect" => connecting::blocking(&arguments),
+        "connect-epoll" => connecting::epoll(&arguments),
+        "connect-parallel" => connecting::parallel(&arguments),
+        "connect-unix" => connecting::unix(&arguments),
+        "recv" => receiving::receive(&arguments),
+        "recv-now" => receiving::receive_now(&arguments),
+        "send" => receiving::send(&arguments),
+        "udp-loop" => receiving::udp_loop(&arguments),
+        "accept" => idling::accept(),
+        "poll-listener" => idling::poll_with_listener(&arguments),
+        "sleep" => idling::sleep(&arguments),
+        "pool" => idling::pool(&arguments),
+        "threads" => living::threads(&arguments),
+        "fork-recv" => living::fork_then_receive(&arguments),
+        "exec-recv" => living::exec_then_receive(&arguments),
+        "exit-early" => living::exit_early(&arguments),
+        "zombie" => living::zombie(),
+        "hold" => {
+            ready("");
+            go();
+        }
+        "getaddrinfo" => resolving::forward(&arguments),
+        "getnameinfo" => resolving::reverse(&arguments),
+        "nscd" => resolving::name_cache(&arguments),
+        "demo-owner" => living::demo_owner(),
+        other => panic!("no command {other}"),
+    }
+    finish();
+}
+
+/// Says that the set-up is done; `values` is `key=value …`.
+fn ready(values: &str) {
+    say("ready", values);
+}
+
+fn done(values: &str) {
+    say("done", values);
+}
+
+fn say(what: &str, values: &str) {
+    // The test may have given up already; then it shows its own error.
+    let _ = writeln!(stdout(), "{what} {values}").and_then(|()| stdout().flush());
+}
+
+/// Waits for the word to go on.
+fn go() {
+    let mut line = String::new();
+    if stdin().read_line(&mut line).unwrap_or(0) == 0 {
+        std::process::exit(0);
+    }
+}
+
+/// Stays until the test closes standard input.
+fn finish() {
+    let mut line = String::new();
+    while stdin().read_line(&mut line).unwrap_or(0) > 0 {}
+}

@@ -1,0 +1,155 @@
+//! Ways to wait for a peer. A request of one byte asks the peer for a reply of [`REPLY`] bytes, which it
+//! sends late by its script.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use stallscope_tests::peer::REPLY;
+
+use super::sys::{checked, connected, epoll_wait_one, errno, monotonic_ns, recv, send as send_bytes};
+use super::{Arguments, done, go, ready};
+
+/// `recv HOW PEER TIMES`: connects, then asks and waits TIMES times.
+///
+/// HOW: `blocking` (recvfrom), `read`, `recvmsg`, `poll`, `ppoll`, `select`, `epoll`, `spin` (asks without
+/// blocking, again and again), `yield` (the same with 50 µs of sleep between).
+pub fn receive(arguments: &Arguments) {
+    let how: String = arguments.get(0);
+    let fd = connected(arguments.get(1));
+    ready("");
+    go();
+    exchange(&how, fd, arguments.get(2));
+}
+
+/// `recv-now HOW PEER TIMES`: the same without waiting for the word, for a program that was just exec'd.
+pub fn receive_now(arguments: &Arguments) {
+    let how: String = arguments.get(0);
+    exchange(&how, connected(arguments.get(1)), arguments.get(2));
+}
+
+fn exchange(how: &str, fd: RawFd, times: u32) {
+    let (mut ns, mut looks) = (0, 0);
+    for _ in 0..times {
+        assert_eq!(send_bytes(fd, b"?"), 1);
+        let start = monotonic_ns();
+        looks += stall_outer(how, fd);
+        ns += monotonic_ns() - start;
+    }
+    done(&format!("ns={ns} looks={looks}"));
+}
+
+/// Outer of two functions that tests look for in stacks.
+#[inline(never)]
+pub fn stall_outer(how: &str, fd: RawFd) -> u64 {
+    std::hint::black_box(stall_inner(how, fd))
+}
+
+/// Waits for one reply; how many times it looked.
+#[inline(never)]
+fn stall_inner(how: &str, fd: RawFd) -> u64 {
+    let mut reply = [0; REPLY];
+    let mut looks = 0;
+    let mut filled = 0;
+    while filled < REPLY {
+        looks += 1;
+        let rest = &mut reply[filled..];
+        let count = match how {
+            "blocking" => recv(fd, rest, 0),
+            "read" => read(fd, rest),
+            "recvmsg" => recvmsg(fd, rest),
+            "spin" => recv(fd, rest, libc::MSG_DONTWAIT),
+            "yield" => {
+                let count = recv(fd, rest, libc::MSG_DONTWAIT);
+                if count < 0 {
+                    std::thread::sleep(std::time::Duration::from_micros(50));
+                }
+                count
+            }
+            ready_first => {
+                wait_readable(ready_first, fd);
+                recv(fd, rest, libc::MSG_DONTWAIT)
+            }
+        };
+        match count {
+            0 => break,
+            count if count > 0 => filled += count as usize,
+            count => assert_eq!(count, -(libc::EAGAIN as isize), "recv"),
+        }
+    }
+    std::hint::black_box(reply);
+    looks
+}
+
+fn read(fd: RawFd, buffer: &mut [u8]) -> isize {
+    // SAFETY: pointer and length are the buffer's.
+    let result = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    if result < 0 { -(errno() as isize) } else { result }
+}
+
+fn recvmsg(fd: RawFd, buffer: &mut [u8]) -> isize {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: an all-zero msghdr is valid; its one part is set next and outlives the call.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    // SAFETY: the message and its part are locals.
+    let result = unsafe { libc::recvmsg(fd, &raw mut message, 0) };
+    if result < 0 { -(errno() as isize) } else { result }
+}
+
+fn wait_readable(how: &str, fd: RawFd) {
+    let mut set = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    match how {
+        // SAFETY: one entry, a local.
+        "poll" => checked(unsafe { libc::poll(&raw mut set, 1, 10_000) }, "poll"),
+        "ppoll" => {
+            // SAFETY: one entry, a local; no time-out, no mask.
+            checked(unsafe { libc::ppoll(&raw mut set, 1, std::ptr::null(), std::ptr::null()) }, "ppoll")
+        }
+        "epoll" => i32::from(epoll_wait_one(fd, libc::EPOLLIN as u32, 10_000)),
+        "select" => {
+            // SAFETY: an all-zero set is the empty one; descriptors of these programs are below FD_SETSIZE.
+            let result = unsafe {
+                let mut readable: libc::fd_set = std::mem::zeroed();
+                libc::FD_SET(fd, &raw mut readable);
+                let none = std::ptr::null_mut();
+                libc::select(fd + 1, &raw mut readable, none, none, std::ptr::null_mut())
+            };
+            checked(result, "select")
+        }
+        other => panic!("no way to wait named {other}"),
+    };
+}
+
+/// `send PEER BYTES`: sends that much to a peer that reads late, in one blocking call.
+pub fn send(arguments: &Arguments) {
+    let fd = connected(arguments.get(0));
+    let bytes = vec![7; arguments.get(1)];
+    ready("");
+    go();
+    let start = monotonic_ns();
+    let sent = stall_outer_send(fd, &bytes);
+    let ns = monotonic_ns() - start;
+    done(&format!("ns={ns} sent={sent}"));
+}
+
+#[inline(never)]
+fn stall_outer_send(fd: RawFd, bytes: &[u8]) -> isize {
+    std::hint::black_box(send_bytes(fd, bytes))
+}
+
+/// `udp-loop TIMES`: sends a datagram to itself and takes it back, as fast as it can.
+pub fn udp_loop(arguments: &Arguments) {
+    let socket = std::net::UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("binds");
+    socket.connect(socket.local_addr().expect("has an address")).expect("connects to itself");
+    ready("");
+    go();
+    let times: u64 = arguments.get(0);
+    let start = monotonic_ns();
+    let mut buffer = [0; 64];
+    for _ in 0..times {
+        socket.send(&buffer).expect("sends");
+        socket.recv(&mut buffer).expect("receives");
+    }
+    done(&format!("ns={} times={times}", monotonic_ns() - start));
+}

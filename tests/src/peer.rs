@@ -1,0 +1,199 @@
+//! Peers in the test's own process: TCP servers that are late by a script.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use stallscope::demo::{Host, monotonic_ns};
+
+/// Length of a reply in bytes.
+pub const REPLY: usize = 8;
+
+/// How long a blocked call of the server lasts before it looks whether the test is over.
+const GLANCE: Duration = Duration::from_millis(50);
+
+#[derive(Clone, Debug)]
+enum Script {
+    /// Answers request number n of a connection after delay n (the last delay again when they run out).
+    Reply(Vec<Duration>),
+    /// Accepts and says nothing.
+    Silent,
+    /// Reads everything, beginning this long after the connection was made.
+    ReadAfter(Duration),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stopping: AtomicBool,
+    /// Nanoseconds between each request and its reply, in order.
+    served_ns: Mutex<Vec<u64>>,
+    /// When `ReadAfter` began to read, `CLOCK_MONOTONIC`.
+    began_reading_ns: Mutex<Option<u64>>,
+    connections: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A TCP server that follows a script; it stops when dropped.
+#[derive(Debug)]
+pub struct Peer {
+    address: SocketAddr,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Peer {
+    /// On loopback: answers each request after `delay`.
+    pub fn late(delay: Duration) -> Peer {
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Reply(vec![delay]))
+    }
+
+    /// On loopback: answers the requests of a connection after these delays.
+    pub fn late_by(delays: &[Duration]) -> Peer {
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Reply(delays.to_vec()))
+    }
+
+    /// On loopback: accepts and says nothing.
+    pub fn silent() -> Peer {
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Silent)
+    }
+
+    /// On loopback: begins to read that long after a connection was made.
+    pub fn reads_after(delay: Duration) -> Peer {
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::ReadAfter(delay))
+    }
+
+    /// On a host of the rig: answers each request after `delay`.
+    ///
+    /// # Panics
+    /// When it cannot listen there.
+    pub fn late_on(host: &Host, address: IpAddr, delay: Duration) -> Peer {
+        let listener = host.run(|| listen(address)).expect("enters the host");
+        Peer::start(listener, Script::Reply(vec![delay]))
+    }
+
+    fn start(listener: TcpListener, script: Script) -> Peer {
+        let address = listener.local_addr().expect("is bound");
+        let state = Arc::new(State::default());
+        let for_thread = Arc::clone(&state);
+        let thread = std::thread::spawn(move || accept_all(&listener, &script, &for_thread));
+        Peer { address, state, thread: Some(thread) }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `ip:port` as in reports.
+    pub fn name(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Nanoseconds between request and reply of everything served so far.
+    pub fn served_ns(&self) -> Vec<u64> {
+        self.state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// When a peer that reads late began to read, `CLOCK_MONOTONIC`.
+    pub fn began_reading_ns(&self) -> Option<u64> {
+        *self.state.began_reading_ns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.state.stopping.store(true, Ordering::Relaxed);
+        // Wakes accept() where the address can be reached from here; elsewhere it looks by itself.
+        drop(TcpStream::connect_timeout(&self.address, GLANCE));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(address: IpAddr) -> TcpListener {
+    TcpListener::bind(SocketAddr::new(address, 0)).expect("binds a free port")
+}
+
+fn accept_all(listener: &TcpListener, script: &Script, state: &Arc<State>) {
+    listener.set_nonblocking(true).expect("can be made non-blocking");
+    while !state.stopping.load(Ordering::Relaxed) {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                wait_readable(listener);
+                continue;
+            }
+            Err(_) => break,
+        };
+        let (script, for_thread) = (script.clone(), Arc::clone(state));
+        let serve = std::thread::Builder::new().stack_size(64 * 1024).spawn(move || {
+            // The program under test may leave in the middle.
+            let _ = serve(stream, &script, &for_thread);
+        });
+        let mut connections = state.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.push(serve.expect("starts a thread"));
+    }
+    let mut connections = state.connections.lock().unwrap_or_else(PoisonError::into_inner);
+    for connection in connections.drain(..) {
+        let _ = connection.join();
+    }
+}
+
+fn wait_readable(listener: &TcpListener) {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    let mut set = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut set, PollTimeout::from(50_u16));
+}
+
+fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(GLANCE))?;
+    match script {
+        Script::Silent => while read_some(&mut stream, &mut [0; 64], state)? {},
+        Script::Reply(delays) => {
+            let mut next = delays.iter();
+            let mut delay = Duration::ZERO;
+            while read_some(&mut stream, &mut [0], state)? {
+                let start = monotonic_ns();
+                delay = next.next().copied().unwrap_or(delay);
+                std::thread::sleep(delay);
+                stream.write_all(&[1; REPLY])?;
+                let served = monotonic_ns() - start;
+                state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).push(served);
+            }
+        }
+        Script::ReadAfter(delay) => {
+            let begin = Instant::now() + *delay;
+            while Instant::now() < begin {
+                if state.stopping.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                std::thread::sleep(GLANCE.min(begin.saturating_duration_since(Instant::now())));
+            }
+            *state.began_reading_ns.lock().unwrap_or_else(PoisonError::into_inner) = Some(monotonic_ns());
+            let mut buffer = vec![0; 1 << 20];
+            while read_some(&mut stream, &mut buffer, state)? {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads once; false at the end of the stream or of the test.
+fn read_some(stream: &mut TcpStream, buffer: &mut [u8], state: &State) -> io::Result<bool> {
+    loop {
+        match stream.read(buffer) {
+            Ok(count) => return Ok(count > 0),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                if state.stopping.load(Ordering::Relaxed) {
+                    return Ok(false);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

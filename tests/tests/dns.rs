@@ -1,0 +1,326 @@
+//! Lookups: what the report says of them agrees with the scripted server.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stallscope::demo::{Action, Network, RecordType, Rule, monotonic_ns};
+use stallscope_tests::{
+    Program, Recorder, Resolver, assert_close, assert_close_to, finding, record_run, require_root, rows, sum,
+};
+
+const MS: u64 = 1_000_000;
+
+fn dns_rows<'a>(report: &'a Value, name: &str, qtype: &str) -> Vec<&'a Value> {
+    rows(report, "dns", &[("name", json!(name)), ("qtype", json!(qtype))])
+}
+
+/// The one row of a name and type.
+#[track_caller]
+fn dns_row<'a>(report: &'a Value, name: &str, qtype: &str) -> &'a Value {
+    let found = dns_rows(report, name, qtype);
+    assert_eq!(found.len(), 1, "rows of {name} {qtype}: {:#}", report["dns"]);
+    found[0]
+}
+
+/// Attempts and answers are exactly what the server saw.
+#[track_caller]
+fn assert_counts(rig: &Resolver, report: &Value, name: &str, qtype: RecordType) {
+    let found = dns_rows(report, name, &qtype.to_string());
+    let (queries, answers) = rig.counts(name, qtype);
+    assert_eq!(sum(&found, "attempts"), queries as u64, "attempts of {name} {qtype}: {:#}", report["dns"]);
+    assert_eq!(sum(&found, "answered"), answers as u64, "answers of {name} {qtype}: {:#}", report["dns"]);
+}
+
+/// The stalled time of all lookups, once by row and once by cause, is what the program waited.
+#[track_caller]
+fn assert_stalled(report: &Value, measured_ns: u64) {
+    let all = rows(report, "dns", &[]);
+    assert_close("dns rows", sum(&all, "stalled_ns"), measured_ns);
+    let cause = rows(report, "causes", &[("cause", json!("dns.resolve"))]);
+    assert_close("dns.resolve", sum(&cause, "stalled_ns"), measured_ns);
+}
+
+#[test]
+fn late_answers_are_as_late_as_the_server_was() {
+    let rig = Resolver::start(vec![Rule::new("test", Action::Answer { delay: Duration::from_millis(120) })]);
+    let mut program = rig.program(&["getaddrinfo", "a.late.test", "3", "10", "unspec"]);
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    assert_stalled(&report, values.ns());
+    for qtype in [RecordType::A, RecordType::AAAA] {
+        let row = dns_row(&report, "a.late.test", &qtype.to_string());
+        assert_counts(&rig, &report, "a.late.test", qtype);
+        assert_eq!(rig.counts("a.late.test", qtype), (3, 3));
+        assert_eq!(row["rcode"], "NOERROR");
+        assert_eq!(row["api"], "getaddrinfo");
+        assert_eq!(row["server"], rig.server_name());
+        assert_eq!(row["transport"], "udp");
+        assert_eq!((&row["in_flight"], &row["began_earlier"]), (&json!(0), &json!(false)));
+        assert_eq!((&row["pid"], &row["tid"]), (&json!(program.pid()), &json!(program.pid())));
+        assert_eq!(row["malformed"], false);
+        assert_close("latency", sum(&[row], "latency.sum_ns"), rig.served_ns("a.late.test", qtype));
+    }
+    finding(&report, "dns.slow");
+}
+
+#[test]
+fn a_server_that_never_answers_is_asked_as_often_as_it_saw() {
+    let rig = Resolver::start(vec![Rule::new("test", Action::Never)]);
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.test", "1", "0", "inet"]));
+    let report = trace.report();
+    assert_counts(&rig, &report, "a.test", RecordType::A);
+    let row = dns_row(&report, "a.test", "A");
+    assert_eq!((&row["attempts"], &row["answered"], &row["rcode"]), (&json!(2), &json!(0), &json!(null)));
+    assert_stalled(&report, values.ns());
+    finding(&report, "dns.resolver_unreachable");
+}
+
+#[test]
+fn response_codes_are_named() {
+    let delay = Duration::from_millis(20);
+    for (action, code, id) in [
+        (Action::nxdomain(delay), "NXDOMAIN", Some("dns.nxdomain")),
+        (Action::servfail(delay), "SERVFAIL", Some("dns.servfail")),
+        (Action::refused(delay), "REFUSED", None),
+    ] {
+        let rig = Resolver::start(vec![Rule::new("test", action)]);
+        let mut program = rig.program(&["getaddrinfo", "a.test", "10", "0", "inet"]);
+        let (values, trace) = record_run(&mut program);
+        let report = trace.report();
+        assert_counts(&rig, &report, "a.test", RecordType::A);
+        assert_eq!(dns_row(&report, "a.test", "A")["rcode"], code);
+        assert_stalled(&report, values.ns());
+        if let Some(id) = id {
+            finding(&report, id);
+        }
+    }
+}
+
+#[test]
+fn a_port_where_nobody_listens_answers_by_icmp() {
+    require_root();
+    let network = Network::new().unwrap();
+    let client = network.add_host(1).unwrap();
+    let empty = network.add_host(2).unwrap();
+    let resolv_conf = format!("nameserver {}\n", empty.address());
+    let arguments = ["getaddrinfo", "a.test", "20", "5", "inet"];
+    let mut program = Program::start_resolving(&client, &resolv_conf, &arguments);
+    let (_, trace) = record_run(&mut program);
+    let report = trace.report();
+    let row = dns_row(&report, "a.test", "A");
+    assert_eq!(row["rcode"], "icmp-refused");
+    assert_eq!(row["server"], format!("{}:53", empty.address()));
+    // glibc asks twice in each lookup.
+    assert_eq!((&row["attempts"], &row["answered"]), (&json!(40), &json!(40)));
+    finding(&report, "dns.resolver_unreachable");
+}
+
+#[test]
+fn truncated_answers_are_followed_over_tcp() {
+    let action = Action::TruncateThenTcp { segments: 4, gap: Duration::from_millis(25) };
+    let rig = Resolver::start(vec![Rule::new("test", action)]);
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.test", "1", "0", "inet"]));
+    let report = trace.report();
+    assert_counts(&rig, &report, "a.test", RecordType::A);
+    let found = dns_rows(&report, "a.test", "A");
+    assert_eq!((sum(&found, "attempts"), sum(&found, "answered")), (2, 2));
+    assert!(found.iter().all(|row| row["rcode"] == "NOERROR" && row["malformed"] == false), "{found:#?}");
+    assert_stalled(&report, values.ns());
+}
+
+#[test]
+fn messages_over_tcp_are_put_together_from_their_segments() {
+    let action = Action::TruncateThenTcp { segments: 5, gap: Duration::from_millis(20) };
+    let rig = Resolver::with_options(vec![Rule::new("test", action)], "options use-vc");
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.test", "2", "0", "inet"]));
+    let report = trace.report();
+    let row = dns_row(&report, "a.test", "A");
+    assert_eq!(row["transport"], "tcp");
+    assert_eq!((&row["attempts"], &row["answered"]), (&json!(2), &json!(2)));
+    assert_eq!((&row["rcode"], &row["malformed"]), (&json!("NOERROR"), &json!(false)));
+    assert_close("latency", sum(&[row], "latency.sum_ns"), rig.served_ns("a.test", RecordType::A));
+    assert_stalled(&report, values.ns());
+}
+
+#[test]
+fn an_answer_with_another_id_is_no_answer() {
+    let rig = Resolver::start(vec![
+        Rule::new("right.test", Action::WrongId { then_right: Some(Duration::from_millis(80)) }),
+        Rule::new("wrong.test", Action::WrongId { then_right: None }),
+    ]);
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.right.test", "1", "0", "inet"]));
+    let report = trace.report();
+    assert_counts(&rig, &report, "a.right.test", RecordType::A);
+    let row = dns_row(&report, "a.right.test", "A");
+    assert_close("latency", sum(&[row], "latency.sum_ns"), rig.served_ns("a.right.test", RecordType::A));
+    assert_stalled(&report, values.ns());
+
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.wrong.test", "1", "0", "inet"]));
+    let report = trace.report();
+    assert_counts(&rig, &report, "a.wrong.test", RecordType::A);
+    assert_eq!(dns_row(&report, "a.wrong.test", "A")["rcode"], json!(null));
+    assert_stalled(&report, values.ns());
+}
+
+#[test]
+fn a_lost_aaaa_query_shows_the_five_second_ladder() {
+    let rig = Resolver::with_options(Rule::answers_a_but_not_aaaa("test"), "");
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.test", "1", "0", "unspec"]));
+    assert!(values.ns() > 4900 * MS, "the resolver waits five seconds: {}", values.ns());
+    let report = trace.report();
+    for qtype in [RecordType::A, RecordType::AAAA] {
+        assert_counts(&rig, &report, "a.test", qtype);
+    }
+    let lost = dns_row(&report, "a.test", "AAAA");
+    assert_eq!((&lost["attempts"], &lost["answered"]), (&json!(2), &json!(1)));
+    assert_stalled(&report, values.ns());
+    finding(&report, "dns.retry_ladder");
+}
+
+#[test]
+fn a_reverse_zone_that_times_out_is_named_with_its_api() {
+    let rig = Resolver::start(vec![Rule::new("in-addr.arpa", Action::Never)]);
+    let (values, trace) = record_run(&mut rig.program(&["getnameinfo", "10.77.0.9", "1"]));
+    let report = trace.report();
+    let name = "9.0.77.10.in-addr.arpa";
+    assert_counts(&rig, &report, name, RecordType::PTR);
+    let row = dns_row(&report, name, "PTR");
+    assert_eq!(row["api"], "getnameinfo");
+    assert_eq!((&row["attempts"], &row["answered"]), (&json!(2), &json!(0)));
+    assert_stalled(&report, values.ns());
+    finding(&report, "dns.reverse_lookup");
+}
+
+#[test]
+fn a_quick_refusal_that_is_repeated_for_ten_seconds_comes_first() {
+    let rig = Resolver::start(vec![Rule::new("test", Action::refused(Duration::from_millis(3)))]);
+    let mut program = rig.program(&["getaddrinfo", "a.test", "400", "18", "inet"]);
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    assert_counts(&rig, &report, "a.test", RecordType::A);
+    let row = dns_row(&report, "a.test", "A");
+    assert_eq!((&row["rcode"], &row["lookups"]), (&json!("REFUSED"), &json!(400)));
+    assert_stalled(&report, values.ns());
+    assert_eq!(report["findings"][0]["cause"], "dns.resolve");
+    assert_eq!(report["coverage"]["lost_events"], 0);
+}
+
+#[test]
+fn a_malformed_answer_is_marked_and_the_others_are_read() {
+    let rig = Resolver::start(vec![
+        Rule::new("bad.test", Action::Malformed),
+        Rule::new("test", Action::Answer { delay: Duration::from_millis(30) }),
+    ]);
+    let bad = record_run(&mut rig.program(&["getaddrinfo", "a.bad.test", "1", "0", "inet"])).1.report();
+    let found = dns_rows(&bad, "a.bad.test", "A");
+    assert!(found.iter().any(|row| row["malformed"] == true), "{:#}", bad["dns"]);
+    assert_eq!(sum(&found, "attempts"), rig.counts("a.bad.test", RecordType::A).0 as u64);
+    let good = record_run(&mut rig.program(&["getaddrinfo", "a.test", "1", "0", "inet"])).1.report();
+    assert_eq!(dns_row(&good, "a.test", "A")["malformed"], false);
+}
+
+#[test]
+fn a_lookup_that_still_waits_is_in_flight() {
+    let rig = Resolver::with_options(vec![Rule::new("test", Action::Never)], "");
+    let mut program = rig.program(&["getaddrinfo", "a.test", "1", "0", "inet"]);
+    let recording = Recorder::new().pid(program.pid()).start();
+    let began = monotonic_ns();
+    program.go();
+    std::thread::sleep(Duration::from_millis(900));
+    let trace = recording.finish();
+    let waited = monotonic_ns() - began;
+    let report = trace.report();
+    let row = dns_row(&report, "a.test", "A");
+    assert_eq!((&row["attempts"], &row["answered"], &row["in_flight"]), (&json!(1), &json!(0), &json!(1)));
+    assert_eq!(row["began_earlier"], false);
+    // The window closes somewhere between the end of the sleep and the return of `finish`.
+    let stalled = sum(&[row], "stalled_ns");
+    assert!((850 * MS..=waited).contains(&stalled), "stalled {stalled} ns of {waited} ns");
+    finding(&report, "dns.still_waiting");
+}
+
+#[test]
+fn attaching_in_the_middle_of_an_unanswered_query_reports_it() {
+    let rig = Resolver::with_options(vec![Rule::new("test", Action::Never)], "");
+    let mut program = rig.program(&["getaddrinfo", "a.test", "1", "0", "inet"]);
+    program.go();
+    while rig.server.log().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let recording = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(800));
+    let trace = recording.finish();
+    assert_eq!(rig.server.log().len(), 1, "the resolver was not to ask again yet");
+    let report = trace.report();
+    let found = rows(&report, "dns", &[("server", json!(rig.server_name()))]);
+    assert_eq!(found.len(), 1, "{:#}", report["dns"]);
+    assert_eq!((&found[0]["in_flight"], &found[0]["began_earlier"]), (&json!(1), &json!(true)));
+    assert_eq!(found[0]["answered"], 0);
+    let window = report["target"]["duration_ns"].as_u64().unwrap();
+    assert_close("the whole window", sum(&found, "stalled_ns"), window);
+    finding(&report, "dns.still_waiting");
+}
+
+#[test]
+fn attaching_in_the_middle_sees_the_answer_come() {
+    let rig = Resolver::start(vec![Rule::new("test", Action::Answer { delay: Duration::from_millis(900) })]);
+    let mut program = rig.program(&["getaddrinfo", "a.test", "1", "0", "inet"]);
+    program.go();
+    while rig.server.log().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let recording = Recorder::new().pid(program.pid()).start();
+    let opened = recording.opened_ns;
+    program.done();
+    let report = recording.finish().report();
+    let answered = rig.server.log()[0].answered_ns.unwrap();
+    let found = rows(&report, "dns", &[("server", json!(rig.server_name()))]);
+    assert_eq!(sum(&found, "in_flight"), 0, "{:#}", report["dns"]);
+    assert!(found.iter().any(|row| row["began_earlier"] == true), "{:#}", report["dns"]);
+    // The test sees the window's opening a little late.
+    assert_close_to(
+        "from the attach on",
+        sum(&found, "stalled_ns"),
+        answered.saturating_sub(opened),
+        50 * MS,
+    );
+}
+
+#[test]
+fn the_socket_of_a_name_cache_is_a_way_to_wait_for_a_name() {
+    require_root();
+    let network = Network::new().unwrap();
+    let client = network.add_host(1).unwrap();
+    let arguments = ["nscd", "a.test", "150"];
+    let mut program = Program::start_resolving(&client, "nameserver 127.0.0.1\n", &arguments);
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    let cache = rows(&report, "dns", &[("transport", json!("unix"))]);
+    assert!(!cache.is_empty(), "{:#}", report["dns"]);
+    for row in &cache {
+        assert_eq!((&row["server"], &row["api"]), (&json!("/var/run/nscd/socket"), &json!("getaddrinfo")));
+    }
+    // The name server behind it refuses in microseconds.
+    assert_close("cache", sum(&cache, "stalled_ns"), values.ns());
+    assert_stalled(&report, values.ns());
+}
+
+#[test]
+fn stacks_show_the_api_and_its_caller_and_end_in_server_and_name() {
+    let rig = Resolver::start(vec![Rule::new("test", Action::Answer { delay: Duration::from_millis(100) })]);
+    let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.test", "3", "0", "inet"]));
+    let named: u64 = trace
+        .folded()
+        .iter()
+        .filter(|(frames, _)| {
+            let at = |name: &str| frames.iter().position(|frame| frame.contains(name));
+            let leaf = frames.last().unwrap();
+            at("lookup_outer").is_some_and(|caller| at("getaddrinfo").is_some_and(|api| caller < api))
+                && leaf.starts_with("[dns.resolve] ")
+                && leaf.contains("10.77.0.53")
+                && leaf.contains("a.test")
+        })
+        .map(|(_, weight)| weight)
+        .sum();
+    assert_close("stacks with names", named, values.ns());
+}

@@ -1,0 +1,72 @@
+//! Waits for work are idle time, never stalls.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stallscope_tests::{Peer, Program, Recorder, require_root, rows, sum};
+
+/// Records a program that idles, attached before its work begins and in the middle of it.
+fn record_idle(arguments: &[&str]) -> Vec<(Program, Value)> {
+    require_root();
+    let record = |early: bool| {
+        let mut program = Program::start(arguments);
+        if !early {
+            program.go();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let recording = Recorder::new().pid(program.pid()).start();
+        if early {
+            program.go();
+        }
+        std::thread::sleep(Duration::from_millis(600));
+        let report = recording.finish().report();
+        (program, report)
+    };
+    vec![record(true), record(false)]
+}
+
+#[track_caller]
+fn assert_idle(report: &Value, threads: &[&Value]) {
+    assert_eq!(report["totals"]["stalled_ns"], 0, "{:#}", report["causes"]);
+    assert!(!threads.is_empty(), "{:#}", report["threads"]);
+    for thread in threads {
+        let (idle, wall) = (sum(&[thread], "idle_ns"), sum(&[thread], "wall_ns"));
+        assert!(idle > wall * 9 / 10, "idle for {idle} of {wall} ns: {thread}");
+    }
+}
+
+/// Checks the first thread of the program.
+#[track_caller]
+fn assert_first_thread_idle(arguments: &[&str]) {
+    for (program, report) in record_idle(arguments) {
+        let first = rows(&report, "threads", &[("tid", json!(program.pid()))]);
+        assert_idle(&report, &first);
+    }
+}
+
+#[test]
+fn an_accept_loop_is_idle() {
+    assert_first_thread_idle(&["accept"]);
+}
+
+#[test]
+fn polling_a_listening_socket_is_idle_whoever_else_is_in_the_set() {
+    let peer = Peer::silent();
+    assert_first_thread_idle(&["poll-listener", &peer.name()]);
+}
+
+#[test]
+fn sleep_is_idle() {
+    assert_first_thread_idle(&["sleep", "20"]);
+}
+
+#[test]
+fn pool_threads_on_a_condition_variable_are_idle() {
+    for (program, report) in record_idle(&["pool", "6"]) {
+        let all = rows(&report, "threads", &[("pid", json!(program.pid()))]);
+        let pool: Vec<&Value> =
+            all.into_iter().filter(|thread| thread["tid"] != json!(program.pid())).collect();
+        assert_eq!(pool.len(), 6);
+        assert_idle(&report, &pool);
+    }
+}

@@ -1,0 +1,263 @@
+//! Waits for a connected peer: blocking, polling and spinning; sending to a peer that does not read.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stallscope::demo::{Network, monotonic_ns};
+use stallscope_tests::{
+    Peer, Program, Recorder, assert_close, assert_close_to, record_run, require_root, rows, sum,
+};
+
+const MS: u64 = 1_000_000;
+/// Exchanges of a program, and how late each reply is.
+const TIMES: u64 = 8;
+const LATE: Duration = Duration::from_millis(30);
+
+/// The one row of a peer and direction.
+#[track_caller]
+fn socket<'a>(report: &'a Value, peer: &str, direction: &str) -> &'a Value {
+    let found = rows(report, "sockets", &[("peer", json!(peer)), ("direction", json!(direction))]);
+    assert_eq!(found.len(), 1, "rows of {peer} {direction}: {:#}", report["sockets"]);
+    found[0]
+}
+
+#[track_caller]
+fn stalled(report: &Value, cause: &str) -> u64 {
+    sum(&rows(report, "causes", &[("cause", json!(cause))]), "stalled_ns")
+}
+
+/// Receives `TIMES` replies in the way `how`; everything that must hold for each way.
+fn check_receiver(how: &str) -> (stallscope_tests::Values, Value) {
+    require_root();
+    let peer = Peer::late(LATE);
+    let mut program = Program::start(&["recv", how, &peer.name(), &TIMES.to_string()]);
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    let row = socket(&report, &peer.name(), "recv");
+    assert_eq!(row["waits"], TIMES, "{how}: {row}");
+    assert_eq!(row["in_flight"], 0, "{how}: {row}");
+    assert_eq!((&row["pid"], &row["tid"]), (&json!(program.pid()), &json!(program.pid())));
+    assert_eq!(row["duration"]["count"], TIMES, "{how}: {row}");
+    assert_close(how, sum(&[row], "stalled_ns"), values.ns());
+    assert_close(how, sum(&[row], "duration.sum_ns"), values.ns());
+    // As late as the peer says that it was, but for the way of the reply and the wake-up.
+    assert_close_to(how, values.ns(), peer.served_ns().iter().sum(), values.ns() / 10);
+    assert_close(how, stalled(&report, "sock.recv"), values.ns());
+    assert_eq!(report["coverage"]["lost_events"], 0, "{how}");
+    (values, report)
+}
+
+#[test]
+fn blocking_receivers_wait_as_long_as_the_peer_is_late() {
+    for how in ["blocking", "read", "recvmsg"] {
+        check_receiver(how);
+    }
+}
+
+#[test]
+fn waits_in_poll_calls_are_the_peers() {
+    for how in ["poll", "ppoll", "select", "epoll"] {
+        check_receiver(how);
+    }
+}
+
+#[test]
+fn a_spinning_receiver_makes_one_wait_of_all_its_looks() {
+    let (values, report) = check_receiver("spin");
+    let looks: u64 = values.get("looks");
+    assert_eq!(report["coverage"]["syscalls_seen"]["recvfrom"], looks);
+    let polls = sum(&rows(&report, "sockets", &[("direction", json!("recv"))]), "polls");
+    assert!(polls >= looks - TIMES, "{polls} of {looks} looks are in the waits");
+}
+
+#[test]
+fn a_receiver_that_naps_between_looks_waits_all_the_same() {
+    let (values, report) = check_receiver("yield");
+    assert_eq!(report["coverage"]["syscalls_seen"]["recvfrom"], values.get::<u64>("looks"));
+}
+
+#[test]
+fn each_wait_has_its_own_length() {
+    require_root();
+    let delays: Vec<Duration> = [10, 20, 40, 80].map(Duration::from_millis).to_vec();
+    let peer = Peer::late_by(&delays);
+    let (_, trace) = record_run(&mut Program::start(&["recv", "blocking", &peer.name(), "4"]));
+    let report = trace.report();
+    let row = socket(&report, &peer.name(), "recv");
+    let served = peer.served_ns();
+    assert_close("shortest", sum(&[row], "duration.min_ns"), served[0]);
+    assert_close("longest", sum(&[row], "duration.max_ns"), served[3]);
+    assert_close("median", sum(&[row], "duration.p50_ns"), served[1]);
+}
+
+#[test]
+fn a_silent_peer_is_in_flight_when_attached_before() {
+    require_root();
+    let peer = Peer::silent();
+    for how in ["blocking", "poll", "epoll", "spin"] {
+        let mut program = Program::start(&["recv", how, &peer.name(), "1"]);
+        let recording = Recorder::new().pid(program.pid()).start();
+        let began = monotonic_ns();
+        program.go();
+        std::thread::sleep(Duration::from_millis(400));
+        let report = recording.finish().report();
+        let waited = monotonic_ns() - began;
+        let row = socket(&report, &peer.name(), "recv");
+        assert_eq!((&row["in_flight"], &row["waits"]), (&json!(1), &json!(1)), "{how}: {row}");
+        let stalled = sum(&[row], "stalled_ns");
+        assert!((370 * MS..=waited).contains(&stalled), "{how}: stalled {stalled} of {waited} ns");
+    }
+}
+
+#[test]
+fn attaching_in_the_middle_of_a_silent_receive_reports_it() {
+    require_root();
+    let peer = Peer::silent();
+    for how in ["blocking", "read", "recvmsg", "poll", "ppoll", "select", "epoll"] {
+        let mut program = Program::start(&["recv", how, &peer.name(), "1"]);
+        program.go();
+        std::thread::sleep(Duration::from_millis(50));
+        let recording = Recorder::new().pid(program.pid()).start();
+        std::thread::sleep(Duration::from_millis(300));
+        let report = recording.finish().report();
+        let row = socket(&report, &peer.name(), "recv");
+        assert_eq!(row["in_flight"], 1, "{how}: {row}");
+        let window = report["target"]["duration_ns"].as_u64().unwrap();
+        assert_close(how, sum(&[row], "stalled_ns"), window);
+        assert_close(how, stalled(&report, "sock.recv"), window);
+    }
+}
+
+#[test]
+fn attaching_in_the_middle_of_a_wait_that_ends_counts_from_the_attach() {
+    require_root();
+    let peer = Peer::late(Duration::from_millis(1500));
+    let mut program = Program::start(&["recv", "blocking", &peer.name(), "1"]);
+    program.go();
+    std::thread::sleep(Duration::from_millis(50));
+    let recording = Recorder::new().pid(program.pid()).start();
+    let opened = recording.opened_ns;
+    program.done();
+    let waited = monotonic_ns() - opened;
+    let report = recording.finish().report();
+    let row = socket(&report, &peer.name(), "recv");
+    assert_eq!((&row["waits"], &row["in_flight"]), (&json!(1), &json!(0)));
+    assert_close_to("from the attach on", sum(&[row], "stalled_ns"), waited, 100 * MS);
+}
+
+#[test]
+fn a_sender_waits_until_its_peer_reads() {
+    require_root();
+    let peer = Peer::reads_after(Duration::from_millis(500));
+    let (values, trace) = record_run(&mut Program::start(&["send", &peer.name(), "33554432"]));
+    let report = trace.report();
+    let row = socket(&report, &peer.name(), "send");
+    assert_eq!((&row["waits"], &row["in_flight"]), (&json!(1), &json!(0)));
+    assert_close("send", sum(&[row], "stalled_ns"), values.ns());
+    assert_close("sock.send", stalled(&report, "sock.send"), values.ns());
+}
+
+#[test]
+fn attaching_in_the_middle_of_a_blocked_send_reports_it() {
+    require_root();
+    let peer = Peer::reads_after(Duration::from_mins(1));
+    let mut program = Program::start(&["send", &peer.name(), "33554432"]);
+    program.go();
+    std::thread::sleep(Duration::from_millis(100));
+    let recording = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(300));
+    let report = recording.finish().report();
+    let row = socket(&report, &peer.name(), "send");
+    assert_eq!(row["in_flight"], 1);
+    assert_close("send", sum(&[row], "stalled_ns"), report["target"]["duration_ns"].as_u64().unwrap());
+}
+
+#[test]
+fn quick_calls_are_counted_without_becoming_events() {
+    require_root();
+    let (values, trace) = record_run(&mut Program::start(&["udp-loop", "20000"]));
+    let report = trace.report();
+    let times: u64 = values.get("times");
+    let coverage = &report["coverage"];
+    assert_eq!(
+        (&coverage["syscalls_seen"]["sendto"], &coverage["syscalls_seen"]["recvfrom"]),
+        (&json!(times), &json!(times))
+    );
+    assert_eq!(coverage["lost_events"], 0);
+    let below = coverage["below_min_stall"]["count"].as_u64().unwrap();
+    assert!(below > 2 * times * 9 / 10, "{below} of {} calls", 2 * times);
+    let waits = sum(&rows(&report, "sockets", &[]), "waits");
+    assert!(waits < times / 10, "{waits} waits of calls that take microseconds");
+}
+
+#[test]
+fn stacks_show_the_calling_function_and_end_in_cause_and_peer() {
+    require_root();
+    let peer = Peer::late(LATE);
+    let mut program = Program::start(&["recv", "blocking", &peer.name(), &TIMES.to_string()]);
+    let (values, trace) = record_run(&mut program);
+    let folded = trace.folded();
+    let weight = |wanted: &dyn Fn(&[String]) -> bool| -> u64 {
+        folded.iter().filter(|(frames, _)| wanted(frames)).map(|(_, weight)| weight).sum()
+    };
+    assert_close("everything", weight(&|_| true), trace.report()["totals"]["stalled_ns"].as_u64().unwrap());
+    let leaf = format!("[sock.recv] {}", peer.name());
+    assert_close(
+        "leaf",
+        weight(&|frames| frames.last().is_some_and(|frame| frame.starts_with(&leaf))),
+        values.ns(),
+    );
+    assert!(folded.iter().all(|(frames, _)| frames[0].contains("workload")), "{folded:#?}");
+    let calling = weight(&|frames| {
+        let at = |name: &str| frames.iter().position(|frame| frame.contains(name));
+        at("stall_outer").is_some_and(|outer| at("stall_inner").is_some_and(|inner| outer < inner))
+    });
+    assert_close("below stall_outer and stall_inner", calling, values.ns());
+}
+
+#[test]
+fn thread_time_is_a_partition_and_its_sums_agree() {
+    require_root();
+    let peer = Peer::late(LATE);
+    let mut program = Program::start(&["recv", "blocking", &peer.name(), &TIMES.to_string()]);
+    let report = record_run(&mut program).1.report();
+    for thread in rows(&report, "threads", &[]) {
+        let parts: u64 = ["running_ns", "runnable_ns", "stalled_ns", "idle_ns", "other_ns"]
+            .iter()
+            .map(|part| sum(&[thread], part))
+            .sum();
+        assert_eq!(parts, sum(&[thread], "wall_ns"), "{thread}");
+    }
+    let threads = rows(&report, "threads", &[]);
+    let of_causes: u64 = rows(&report, "causes", &[("domain", json!("thread"))])
+        .iter()
+        .filter(|row| row["cause"] != "sched.runq")
+        .map(|row| sum(&[*row], "stalled_ns"))
+        .sum();
+    assert_eq!(report["totals"]["stalled_ns"], sum(&threads, "stalled_ns"));
+    assert_eq!(report["totals"]["stalled_ns"], of_causes);
+    assert_eq!(report["totals"]["idle_ns"], sum(&threads, "idle_ns"));
+    assert_eq!(report["totals"]["thread_wall_ns"], sum(&threads, "wall_ns"));
+}
+
+#[test]
+fn lost_packets_are_retransmissions_of_the_hop() {
+    require_root();
+    let network = Network::new().unwrap();
+    let (client, server) = (network.add_host(1).unwrap(), network.add_host(2).unwrap());
+    let peer = Peer::late_on(&server, server.address().into(), Duration::ZERO);
+    let mut program = Program::start_on(&client, &["recv", "blocking", &peer.name(), "1"]);
+    let recording = Recorder::new().pid(program.pid()).start();
+    server.unplug().unwrap();
+    program.go();
+    std::thread::sleep(Duration::from_millis(800));
+    server.plug().unwrap();
+    program.done();
+    let report = recording.finish().report();
+    let hops = rows(&report, "hops", &[("peer", json!(server.address().to_string()))]);
+    assert_eq!(hops.len(), 1, "{:#}", report["hops"]);
+    // 200 ms, then 400 ms: at least two while the host was unplugged.
+    assert!(sum(&hops, "retransmits") >= 2, "{:#}", hops[0]);
+    assert_eq!(hops[0]["transport"], "tcp");
+    assert!(sum(&hops, "rtt.count") >= 1, "{:#}", hops[0]);
+}
