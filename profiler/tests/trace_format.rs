@@ -1,6 +1,7 @@
 //! What holds for the trace format as a whole: round trips, damage, other versions, foreign files.
 
-mod trace_support;
+#[path = "trace_support/strategies.rs"]
+mod strategies;
 
 use std::fs;
 use std::io::Cursor;
@@ -19,7 +20,7 @@ use stallscope::trace::kind::Kind;
 use stallscope::trace::record::{Clock, Record};
 use stallscope::trace::{TraceError, TraceReader, read_all};
 
-use trace_support::{by_kind, end, record, write_trace};
+use strategies::{by_kind, end, record, write_trace};
 
 fn read_bytes(bytes: &[u8]) -> Result<(Vec<Record>, TraceState), TraceError> {
     let mut reader = TraceReader::new(Cursor::new(bytes), "memory")?;
@@ -250,10 +251,8 @@ fn a_block_that_unpacks_to_more_than_it_says_is_damage() {
     }
 }
 
-#[test]
-fn sockets_that_unfold_without_bound_are_refused() {
-    // 200 000 waits that all name the one list of 100 000 sockets.
-    let rows = 200_000_usize;
+/// A block of `rows` waits that all name one list of `sockets` times the same socket.
+fn waits_that_share_a_list(rows: usize, sockets: usize) -> BytesMut {
     let varint = |value: usize| postcard::to_stdvec(&value).unwrap();
     let mut payload = Vec::new();
     payload.extend([1, 1, 1]); // threads
@@ -261,16 +260,25 @@ fn sockets_that_unfold_without_bound_are_refused() {
     payload.extend([1, 0, 0, 0, 0, 0]); // shapes
     payload.extend([1, 7, 0, 1, 1, 2, 0]); // sockets: Other { family: 0 }
     payload.push(1);
-    payload.extend(varint(100_000)); // list_lens
-    payload.extend(varint(100_000));
-    payload.resize(payload.len() + 300_000, 0); // items
+    payload.extend(varint(sockets)); // list_lens
+    payload.extend(varint(sockets));
+    payload.resize(payload.len() + 3 * sockets, 0); // items
     for _ in 0..11 {
         payload.extend(varint(rows));
         payload.resize(payload.len() + rows, 0);
     }
     let mut trace = encode_file_header(Version { major: 1, minor: 0 });
     append_block(&mut trace, Kind::Wait as u16, 0, rows as u32, &payload);
-    let (records, state) = read_bytes(&trace).unwrap();
+    trace
+}
+
+#[test]
+fn sockets_that_unfold_without_bound_are_refused() {
+    let (records, _) = read_bytes(&waits_that_share_a_list(200, 1000)).unwrap();
+    assert_eq!(records.len(), 200);
+    assert!(matches!(&records[199], Record::Wait(wait) if wait.sockets.len() == 1000));
+
+    let (records, state) = read_bytes(&waits_that_share_a_list(200_000, 100_000)).unwrap();
     assert_eq!(records, []);
     assert!(state.damage[0].contains("cannot be decoded"), "{state:?}");
 }
