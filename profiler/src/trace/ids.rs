@@ -5,7 +5,6 @@ macro_rules! by_number {
         pub mod $module {
             use serde::{Deserialize, Deserializer, Serializer};
 
-            #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
             pub fn serialize<S: Serializer>(value: &$type, to: S) -> Result<S::Ok, S::Error> {
                 to.serialize_u16(*value as u16)
             }

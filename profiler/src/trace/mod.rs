@@ -9,8 +9,6 @@ pub mod ids;
 pub mod kind;
 pub mod reader;
 pub mod record;
-#[cfg(test)]
-pub(crate) mod synthetic;
 mod window;
 pub mod writer;
 

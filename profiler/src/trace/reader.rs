@@ -30,7 +30,7 @@ pub struct TraceReader<R = File> {
 
 enum Current {
     Nothing,
-    Waits(WaitDecoder),
+    Waits(Box<WaitDecoder>),
     Rows(Rows),
 }
 
@@ -109,13 +109,11 @@ impl<R: Read> TraceReader<R> {
                 self.ended_in_order |= matches!(record, Record::End(_));
                 return Some(record);
             }
-            match self.blocks.next_block() {
-                Some(block) => self.current = self.enter(block),
-                None => {
-                    self.exhausted = true;
-                    return self.told_unknown();
-                }
-            }
+            let Some(block) = self.blocks.next_block() else {
+                self.exhausted = true;
+                return self.told_unknown();
+            };
+            self.current = self.enter(block);
         }
         None
     }
@@ -149,7 +147,7 @@ impl<R: Read> TraceReader<R> {
             return Current::Nothing;
         };
         let current = if kind == Kind::Wait {
-            WaitDecoder::new(&payload, records).map(Current::Waits)
+            WaitDecoder::new(&payload, records).map(|waits| Current::Waits(Box::new(waits)))
         } else {
             Rows::new(kind, payload, records, block.offset).map(Current::Rows)
         };

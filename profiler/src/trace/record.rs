@@ -173,6 +173,7 @@ pub struct Socket {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "independent marks of one wait")]
 pub struct WaitFlags {
     pub began_earlier: bool,
     pub in_flight: bool,

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 
 use profiler_common::{Api, Call};
 
-use super::record::{Ends, Socket, Wait, WaitFlags};
+use stallscope::trace::record::{Ends, Socket, Wait, WaitFlags};
 
-/// A small generator of even numbers' quality, so that tests need no seed from outside (splitmix64).
-pub(crate) struct Random(pub(crate) u64);
+/// The same numbers in each run (splitmix64).
+pub struct Random(pub u64);
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,14 +18,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 }
 
 /// Waits of `recv` and `send` of 8 threads on 50 sockets from 40 call sites: about 200 000 a second,
 /// 100 µs to 2 ms long, in the order of their ends.
-pub(crate) fn waits(count: usize) -> Vec<Wait> {
+pub fn waits(count: usize) -> Vec<Wait> {
     let mut random = Random(1);
     let mut now = 5_000_000_000_000;
     let stacks: Vec<u64> = (0..40).map(|_| random.next()).collect();

@@ -1,0 +1,268 @@
+//! Records of every kind, made up by proptest, and traces made of them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use stallscope::trace::TraceWriter;
+use stallscope::trace::record::{
+    ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
+    Handshake, Host, Life, LifeEvent, Loss, Process, Record, Retransmit, Socket, SocketSample, Space, Stack,
+    Thread, ThreadTime, Wait, WaitFlags, Window,
+};
+
+use profiler_common::{Api, Call};
+
+fn text() -> impl Strategy<Value = String> {
+    "\\PC{0,12}"
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    (0..28_u16).prop_map(Call::from_u16)
+}
+
+fn api() -> impl Strategy<Value = Api> {
+    (0..15_u16).prop_map(Api::from_u16)
+}
+
+fn address() -> impl Strategy<Value = SocketAddr> {
+    (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port))
+}
+
+fn ends() -> impl Strategy<Value = Ends> {
+    prop_oneof![
+        (address(), address()).prop_map(|(local, peer)| Ends::Inet { local, peer }),
+        text().prop_map(|path| Ends::Unix { path }),
+        any::<u16>().prop_map(|family| Ends::Other { family }),
+    ]
+}
+
+fn socket() -> impl Strategy<Value = Socket> {
+    (any::<u64>(), any::<i32>(), any::<u8>(), any::<u8>(), ends(), any::<u16>(), any::<u16>()).prop_map(
+        |(ino, fd, kind, state, ends, events, revents)| Socket {
+            ino,
+            fd,
+            kind,
+            state,
+            ends,
+            events,
+            revents,
+        },
+    )
+}
+
+fn flags() -> impl Strategy<Value = WaitFlags> {
+    any::<[bool; 5]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused]| WaitFlags {
+        began_earlier,
+        in_flight,
+        nonblocking,
+        slept,
+        paused,
+    })
+}
+
+/// Small numbers, edges, and anything: what a hostile kernel record could carry too.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![0..3_u64, 0..1_000_000_000_u64, Just(u64::MAX), any::<u64>()]
+}
+
+fn wait() -> impl Strategy<Value = Wait> {
+    let head = (number(), number(), any::<u32>(), any::<u32>(), call(), flags(), any::<i32>());
+    let tail = (any::<u16>(), any::<u32>(), any::<i64>(), any::<i32>(), number(), number(), number());
+    (head, tail, api(), number(), vec(socket(), 0..4)).prop_map(|(head, tail, api, api_start_ns, sockets)| {
+        let (start_ns, end_ns, pid, tid, call, flags, fd) = head;
+        let (set_size, polls, ret, arg, off_cpu_ns, user_stack, kernel_stack) = tail;
+        Wait {
+            start_ns,
+            end_ns,
+            pid,
+            tid,
+            call,
+            flags,
+            fd,
+            set_size,
+            polls,
+            ret,
+            arg,
+            off_cpu_ns,
+            user_stack,
+            kernel_stack,
+            api,
+            api_start_ns,
+            sockets,
+        }
+    })
+}
+
+fn dns() -> impl Strategy<Value = DnsMessage> {
+    let head = (number(), any::<u32>(), any::<u32>(), any::<bool>(), any::<i64>());
+    (head, api(), number(), socket(), vec(any::<u8>(), 0..80)).prop_map(
+        |((time_ns, pid, tid, sent, ret), api, api_start_ns, socket, data)| DnsMessage {
+            time_ns,
+            pid,
+            tid,
+            direction: if sent { Direction::Send } else { Direction::Receive },
+            ret,
+            api,
+            api_start_ns,
+            socket,
+            data,
+        },
+    )
+}
+
+fn handshake() -> impl Strategy<Value = Handshake> {
+    let head = (number(), number(), any::<u32>(), any::<u32>(), any::<i32>());
+    (head, any::<bool>(), any::<bool>(), any::<u32>(), socket()).prop_map(
+        |((start_ns, end_ns, pid, tid, error), began_earlier, in_flight, syn_retransmits, socket)| {
+            Handshake { start_ns, end_ns, pid, tid, error, began_earlier, in_flight, syn_retransmits, socket }
+        },
+    )
+}
+
+fn sample() -> impl Strategy<Value = SocketSample> {
+    (any::<[u64; 6]>(), any::<[u32; 5]>(), any::<bool>(), socket()).prop_map(
+        |(longs, shorts, at_start, socket)| {
+            let [time_ns, rtt_ns, rtt_var_ns, bytes_acked, bytes_received, last_receive_age_ns] = longs;
+            let [pid, total_retransmits, current_retransmits, send_queue, receive_queue] = shorts;
+            SocketSample {
+                time_ns,
+                pid,
+                socket,
+                rtt_ns,
+                rtt_var_ns,
+                total_retransmits,
+                current_retransmits,
+                bytes_acked,
+                bytes_received,
+                send_queue,
+                receive_queue,
+                last_receive_age_ns,
+                at_start,
+            }
+        },
+    )
+}
+
+fn stack() -> impl Strategy<Value = Stack> {
+    let frame = (text(), text(), any::<u64>()).prop_map(|(function, module, offset)| Frame {
+        function,
+        module,
+        offset,
+    });
+    (any::<u64>(), any::<bool>(), vec(frame, 0..6), any::<bool>()).prop_map(
+        |(id, user, frames, truncated)| {
+            let space = if user { Space::User } else { Space::Kernel };
+            Stack { id, space, frames, truncated }
+        },
+    )
+}
+
+fn life() -> impl Strategy<Value = Life> {
+    let events = [LifeEvent::Fork, LifeEvent::Thread, LifeEvent::Exec, LifeEvent::Exit];
+    (number(), 0..4_usize, any::<[u32; 3]>(), text()).prop_map(
+        move |(time_ns, event, [pid, tid, parent], comm)| Life {
+            time_ns,
+            event: events[event],
+            pid,
+            tid,
+            parent,
+            comm,
+        },
+    )
+}
+
+fn about_the_machine() -> impl Strategy<Value = Record> {
+    let states = [FamilyState::On, FamilyState::Off, FamilyState::Partial];
+    prop_oneof![
+        (text(), text(), any::<u32>(), text(), text()).prop_map(|(name, kernel, cpus, arch, recorder)| {
+            Record::Host(Host { name, kernel, cpus, arch, recorder })
+        }),
+        any::<[u64; 2]>().prop_map(|[monotonic_ns, unix_ns]| Record::Clock(Clock { monotonic_ns, unix_ns })),
+        any::<[u64; 3]>().prop_map(|[start_ns, end_ns, min_stall_ns]| Record::Window(Window {
+            start_ns,
+            end_ns,
+            min_stall_ns
+        })),
+        (text(), text(), any::<u32>()).prop_map(|(what, value, pid)| Record::Environment(Environment {
+            what,
+            value,
+            pid
+        })),
+        (text(), 0..3_usize, text()).prop_map(move |(family, state, reason)| Record::Coverage(Coverage {
+            family,
+            state: states[state],
+            reason
+        })),
+        (call(), any::<[u64; 3]>()).prop_map(|(call, [seen, below, below_ns])| Record::CallCount(
+            CallCount { call, seen, below, below_ns }
+        )),
+        (text(), any::<u64>(), any::<bool>()).prop_map(|(what, count, events)| Record::Loss(Loss {
+            what,
+            count,
+            events
+        })),
+    ]
+}
+
+fn about_the_target() -> impl Strategy<Value = Record> {
+    prop_oneof![
+        (any::<[u32; 3]>(), text(), text(), any::<u64>(), any::<bool>()).prop_map(
+            |([pid, ppid, ns_pid], comm, exe, seen_ns, asked_for)| {
+                Record::Process(Process { pid, ppid, ns_pid, comm, exe, seen_ns, asked_for })
+            }
+        ),
+        (any::<[u32; 3]>(), text(), any::<u64>()).prop_map(|([pid, tid, ns_tid], name, seen_ns)| {
+            Record::Thread(Thread { pid, tid, ns_tid, name, seen_ns })
+        }),
+        life().prop_map(Record::Life),
+        (any::<[u64; 3]>(), any::<[u32; 2]>()).prop_map(
+            |([time_ns, running_ns, runnable_ns], [pid, tid])| {
+                Record::ThreadTime(ThreadTime { time_ns, pid, tid, running_ns, runnable_ns })
+            }
+        ),
+        stack().prop_map(Record::Stack),
+    ]
+}
+
+/// Any record but the end.
+pub fn record() -> impl Strategy<Value = Record> {
+    prop_oneof![
+        3 => about_the_machine(),
+        2 => about_the_target(),
+        4 => wait().prop_map(Record::Wait),
+        1 => dns().prop_map(Record::Dns),
+        1 => (number(), any::<[u32; 2]>(), api(), text(), any::<Option<IpAddr>>()).prop_map(
+            |(time_ns, [pid, tid], api, argument, address)| {
+                Record::Api(ApiCall { time_ns, pid, tid, api, argument, address })
+            }
+        ),
+        1 => handshake().prop_map(Record::Handshake),
+        1 => (number(), any::<u32>(), socket())
+            .prop_map(|(time_ns, pid, socket)| Record::Retransmit(Retransmit { time_ns, pid, socket })),
+        1 => sample().prop_map(Record::Socket),
+    ]
+}
+
+pub fn end() -> End {
+    End { time_ns: 77, reason: "duration".to_owned() }
+}
+
+/// Writes a trace with a flush behind every `per_flush` records.
+pub fn write_trace(path: &Path, records: &[Record], per_flush: usize) {
+    let mut writer = TraceWriter::create(path).unwrap();
+    for piece in records.chunks(per_flush) {
+        for record in piece {
+            writer.write(record.clone()).unwrap();
+        }
+        writer.flush().unwrap();
+    }
+    writer.finish(end()).unwrap();
+}
+
+/// Records in the order of their kinds; the order within a kind stays.
+pub fn by_kind(mut records: Vec<Record>) -> Vec<Record> {
+    records.sort_by_key(stallscope::trace::kind::Kind::of);
+    records
+}
