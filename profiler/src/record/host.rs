@@ -32,7 +32,8 @@ pub fn clock() -> Clock {
 
 pub fn host() -> Host {
     let uname = nix::sys::utsname::uname().ok();
-    let text = |value: Option<&std::ffi::OsStr>| value.map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
+    let text =
+        |value: Option<&std::ffi::OsStr>| value.map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
     Host {
         name: text(uname.as_ref().map(|u| u.nodename())),
         kernel: text(uname.as_ref().map(|u| u.release())),

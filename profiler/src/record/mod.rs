@@ -1,5 +1,15 @@
 //! The recorder: from probes to the trace file.
 
+mod collector;
 pub mod command;
-pub mod progress;
+pub mod error;
 pub mod host;
+pub mod options;
+pub mod progress;
+pub mod session;
+pub mod socket_thread;
+pub mod symbol_thread;
+
+pub use error::RecordError;
+pub use options::{RecordOptions, StopReason, TargetChoice};
+pub use session::{Narrator, Recording, record};

@@ -1,0 +1,356 @@
+//! Takes what the probes and the helper threads found, and writes it to the trace.
+
+use profiler_common::Call;
+
+use super::host::monotonic_ns;
+use super::progress::Totals;
+use super::socket_thread::{Found, SocketThread};
+use super::symbol_thread::SymbolThread;
+use crate::probes::event::{Event, Registers};
+use crate::probes::{ProbeError, ProbeSet};
+use crate::symbols::Symbolizer;
+use crate::target::process::thread_time;
+use crate::target::resolver::ResolverLibrary;
+use crate::target::{ProcRoot, ResolverLibraries, TargetSet, environment, set::Change};
+use crate::trace::error::TraceError;
+use crate::trace::record::{Coverage, Ends, FamilyState, LifeEvent, Loss, Record, Socket, Stack, Wait};
+use crate::trace::writer::TraceWriter;
+
+/// Processes whose environment is kept; the rest differ in their rank at most.
+const ENVIRONMENTS: usize = 256;
+/// Threads whose CPU times are read in one round.
+const THREAD_TIMES: usize = 4096;
+/// After a process came in or ran another program its libraries are looked for at these ages, nanoseconds:
+/// the loader maps them after the exec.
+const LIBRARY_LOOKS: [u64; 3] = [30_000_000, 300_000_000, 2_000_000_000];
+
+pub struct Collector {
+    pub writer: TraceWriter,
+    pub targets: TargetSet,
+    pub totals: Totals,
+    /// The first error of the trace file; nothing is written after it.
+    pub write_error: Option<TraceError>,
+    root: ProcRoot,
+    symbols: SymbolThread,
+    sockets: SocketThread,
+    resolvers: ResolverLibraries,
+    /// Held open: the probes sit on these files.
+    libraries: Vec<ResolverLibrary>,
+    library_errors: Vec<String>,
+    /// When to look for libraries again: time and process.
+    due: Vec<(u64, u32)>,
+    socket_failure: Option<String>,
+    environments: usize,
+    dns: bool,
+    /// Waits in flight, kept until their stacks are read.
+    pending: Vec<(Wait, Registers)>,
+    finishing: bool,
+}
+
+impl Collector {
+    pub fn new(
+        writer: TraceWriter,
+        targets: TargetSet,
+        root: ProcRoot,
+        symbols: SymbolThread,
+        sockets: SocketThread,
+        dns: bool,
+    ) -> Collector {
+        Collector {
+            writer,
+            targets,
+            totals: Totals::default(),
+            write_error: None,
+            resolvers: ResolverLibraries::new(root.clone()),
+            root,
+            symbols,
+            sockets,
+            libraries: Vec::new(),
+            library_errors: Vec::new(),
+            due: Vec::new(),
+            socket_failure: None,
+            environments: 0,
+            dns,
+            pending: Vec::new(),
+            finishing: false,
+        }
+    }
+
+    pub fn write(&mut self, record: Record) {
+        if self.write_error.is_some() {
+            return;
+        }
+        match self.writer.write(record) {
+            Ok(()) => {}
+            // That one record is counted by the writer; the trace goes on.
+            Err(error @ (TraceError::RecordTooLarge { .. } | TraceError::Encode { .. })) => {
+                log::warn!("{error}")
+            }
+            Err(error) => self.write_error = Some(error),
+        }
+    }
+
+    pub fn flush(&mut self) {
+        if self.write_error.is_none()
+            && let Err(error) = self.writer.flush()
+        {
+            self.write_error = Some(error);
+        }
+    }
+
+    /// Takes all that waits in the ring buffer, at most a bounded number of records at a time so that timers
+    /// and signals are seen too.
+    pub fn drain(&mut self, probes: &mut ProbeSet) {
+        let mut changes = Vec::new();
+        for _ in 0..64 {
+            let taken = probes.drain(4096, &mut |event| self.event(event, &mut changes));
+            for change in changes.drain(..) {
+                self.changed(change, probes);
+            }
+            if taken < 4096 {
+                break;
+            }
+        }
+    }
+
+    /// Ends the probes' work: what still waits is kept with its registers.
+    pub fn finish_probes(&mut self, probes: &mut ProbeSet) -> Option<ProbeError> {
+        self.finishing = true;
+        let mut changes = Vec::new();
+        let error = probes.finish(&mut |event| self.event(event, &mut changes)).err();
+        for change in changes {
+            for record in change.records {
+                self.write(record);
+            }
+        }
+        error
+    }
+
+    fn event(&mut self, event: Event, changes: &mut Vec<Change>) {
+        match event {
+            Event::Wait(wait, registers) => {
+                self.totals.events += 1;
+                self.note_worst(&wait);
+                if wait.flags.in_flight && wait.user_stack == 0 && self.finishing {
+                    self.pending.push((wait, registers));
+                } else {
+                    self.write(Record::Wait(wait));
+                }
+            }
+            Event::Dns(message) => {
+                self.totals.events += 1;
+                if self.dns {
+                    self.write(Record::Dns(message));
+                }
+            }
+            Event::Api(call) => self.write(Record::Api(call)),
+            Event::Handshake(handshake) => {
+                self.totals.events += 1;
+                self.write(Record::Handshake(handshake));
+            }
+            Event::Retransmit(retransmit) => {
+                self.totals.events += 1;
+                self.write(Record::Retransmit(retransmit));
+            }
+            Event::Life(life) => {
+                if life.event == LifeEvent::Exec {
+                    self.symbols.exec(life.pid);
+                }
+                changes.push(self.targets.apply(&life));
+                self.write(Record::Life(life));
+            }
+            Event::Stack(raw) => self.symbols.name(raw),
+        }
+    }
+
+    fn note_worst(&mut self, wait: &Wait) {
+        let lasted = wait.end_ns.saturating_sub(wait.start_ns);
+        if self.totals.worst.as_ref().is_some_and(|(worst, _)| lasted <= *worst) || is_idle(wait) {
+            return;
+        }
+        let peer = wait.sockets.iter().find_map(|socket| match &socket.ends {
+            Ends::Inet { peer, .. } if peer.port() != 0 => Some(peer.to_string()),
+            _ => None,
+        });
+        if let Some(peer) = peer {
+            self.totals.worst = Some((lasted, format!("{} {peer}", wait.call.name())));
+        }
+    }
+
+    /// Brings in what a change of the target set asks for.
+    pub fn changed(&mut self, change: Change, probes: &mut ProbeSet) {
+        for record in change.records {
+            self.write(record);
+        }
+        let now = monotonic_ns();
+        for pid in change.entered {
+            self.symbols.enter(pid);
+            self.sockets.enter(pid);
+            self.find_libraries(pid, probes);
+            if self.environments < ENVIRONMENTS {
+                self.environments += 1;
+                for row in environment::environment(&self.root, pid) {
+                    self.write(Record::Environment(row));
+                }
+            }
+            self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
+        }
+        for pid in change.executed {
+            self.sockets.enter(pid);
+            self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
+        }
+        for pid in change.left {
+            self.sockets.leave(pid);
+            self.due.retain(|(_, waiting)| *waiting != pid);
+        }
+    }
+
+    /// Probes the resolver functions of libraries that were not seen before.
+    pub fn find_libraries(&mut self, pid: u32, probes: &mut ProbeSet) {
+        if !self.dns {
+            return;
+        }
+        let scan = match self.resolvers.scan(pid) {
+            Ok(scan) => scan,
+            Err(error) if error.is_gone() => return,
+            Err(error) => return self.library_errors.push(error.to_string()),
+        };
+        self.library_errors.extend(scan.errors.iter().map(ToString::to_string));
+        for library in scan.new {
+            if let Err(error) = probes.attach_resolver(&library.open_path, &library.functions) {
+                self.library_errors.push(format!("{}: {error}", library.path_in_target));
+            }
+            self.libraries.push(library);
+        }
+    }
+
+    /// What comes in without the ring buffer, and what is to be looked at from time to time.
+    pub fn housekeeping(&mut self, probes: &mut ProbeSet) {
+        self.take_side_results();
+        let now = monotonic_ns();
+        let (due, later): (Vec<_>, Vec<_>) = self.due.drain(..).partition(|(time, _)| *time <= now);
+        self.due = later;
+        for (_, pid) in due {
+            self.find_libraries(pid, probes);
+        }
+    }
+
+    fn take_side_results(&mut self) {
+        let stacks: Vec<Stack> = self.symbols.take().collect();
+        for stack in stacks {
+            self.write(Record::Stack(stack));
+        }
+        let found: Vec<Found> = self.sockets.take().collect();
+        self.take_found(found);
+    }
+
+    fn take_found(&mut self, found: Vec<Found>) {
+        for found in found {
+            match found {
+                Found::Sample(sample) => self.write(Record::Socket(sample)),
+                Found::Interface(row) => self.write(Record::Environment(row)),
+                Found::Failed(reason) => self.socket_failure = Some(reason),
+                Found::Done => {}
+            }
+        }
+    }
+
+    /// Compares the set of targets with `/proc`.
+    pub fn refresh_targets(&mut self, probes: &mut ProbeSet) {
+        let change = self.targets.refresh(monotonic_ns());
+        self.changed(change, probes);
+    }
+
+    pub fn look_at_sockets(&mut self, at_start: bool) {
+        let found = self.sockets.look(at_start);
+        self.take_found(found);
+    }
+
+    pub fn write_thread_times(&mut self) {
+        let threads: Vec<(u32, u32)> = self.targets.threads().take(THREAD_TIMES).collect();
+        for (pid, tid) in threads {
+            if let Ok(time) = thread_time(&self.root, pid, tid) {
+                self.write(Record::ThreadTime(time));
+            }
+        }
+    }
+
+    /// Totals so far; the last ones of a trace count.
+    pub fn write_counts(&mut self, probes: &ProbeSet) {
+        for count in probes.call_counts() {
+            self.write(Record::CallCount(count));
+        }
+        let mut losses = probes.losses();
+        let refused = self.symbols.refused();
+        if refused > 0 {
+            losses.push(Loss { what: "stacks_not_named".into(), count: refused, events: false });
+        }
+        self.totals.lost = losses.iter().filter(|loss| loss.events).map(|loss| loss.count).sum();
+        for loss in losses {
+            self.write(Record::Loss(loss));
+        }
+    }
+
+    /// What could be seen, at the end of the recording.
+    pub fn write_coverage(&mut self, probes: &ProbeSet, unavailable: &[String]) {
+        let mut rows = probes.coverage();
+        if let Some(dns) = rows.iter_mut().find(|row| row.family == "dns") {
+            if !self.dns {
+                *dns = off("dns", "not asked for (--probes)");
+            } else if !self.library_errors.is_empty() {
+                dns.state = FamilyState::Partial;
+                let mut errors: Vec<&str> = self.library_errors.iter().map(String::as_str).take(3).collect();
+                errors.extend((!dns.reason.is_empty()).then_some(dns.reason.as_str()));
+                dns.reason = errors.join("; ");
+            }
+        }
+        rows.push(match &self.socket_failure {
+            None => Coverage { family: "rtt".into(), state: FamilyState::On, reason: String::new() },
+            Some(reason) => off("rtt", reason),
+        });
+        rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
+        for row in rows {
+            self.write(Record::Coverage(row));
+        }
+    }
+
+    /// Reads the stacks of the threads that still wait, and writes everything that was kept back. The trace
+    /// then lacks only its end.
+    pub fn finish_stacks(mut self) -> (TraceWriter, Option<TraceError>, Totals) {
+        self.take_side_results();
+        let Collector { symbols, pending, .. } = &mut self;
+        let pending = std::mem::take(pending);
+        let (rest, symbolizer) = match SymbolThread::start() {
+            // The running thread is taken out; the new one has nothing to do.
+            Ok(idle) => std::mem::replace(symbols, idle).finish(),
+            Err(_) => (symbols.take().collect(), None),
+        };
+        for stack in rest {
+            self.write(Record::Stack(stack));
+        }
+        let mut symbolizer = symbolizer.unwrap_or_default();
+        for (wait, registers) in pending {
+            self.finish_wait(wait, registers, &mut symbolizer);
+        }
+        (self.writer, self.write_error, self.totals)
+    }
+
+    fn finish_wait(&mut self, mut wait: Wait, registers: Registers, symbolizer: &mut Symbolizer) {
+        if let Some(stack) = symbolizer.live_stack(wait.pid, wait.tid, registers) {
+            wait.user_stack = stack.id;
+            self.write(Record::Stack(stack));
+        }
+        self.write(Record::Wait(wait));
+    }
+}
+
+fn off(family: &str, reason: &str) -> Coverage {
+    Coverage { family: family.into(), state: FamilyState::Off, reason: reason.into() }
+}
+
+/// Waits that are no stalls, for the progress line only; the analysis has the exact rules.
+fn is_idle(wait: &Wait) -> bool {
+    let listens = |socket: &Socket| socket.state == 10;
+    matches!(wait.call, Call::Accept | Call::Accept4 | Call::Nanosleep | Call::ClockNanosleep | Call::Futex)
+        || wait.sockets.iter().any(listens)
+}

@@ -1,0 +1,52 @@
+//! What can keep a recording from beginning, or end it early.
+
+use std::ffi::OsString;
+use std::io;
+
+use crate::probes::ProbeError;
+use crate::target::SelectError;
+use crate::trace::error::TraceError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error("cannot run {}: {source}", program.display())]
+    Command { program: OsString, source: io::Error },
+    #[error("all targets ended before the recording began")]
+    TargetsGone,
+    #[error("cannot start the recorder's {what}: {source}")]
+    Start { what: &'static str, source: io::Error },
+}
+
+impl RecordError {
+    /// What the user can do about it, where something can be done.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            RecordError::Select(error) => Some(error.help()),
+            RecordError::Probe(error) => Some(probe_help(error).to_owned()),
+            RecordError::Trace(error) => error.help(),
+            RecordError::Command { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("give the program's path, or check PATH".to_owned())
+            }
+            RecordError::TargetsGone => {
+                Some("start the program under stallscope: `stallscope record -- COMMAND`".to_owned())
+            }
+            RecordError::Command { .. } | RecordError::Start { .. } => None,
+        }
+    }
+}
+
+fn probe_help(error: &ProbeError) -> &'static str {
+    match error {
+        ProbeError::NoPrograms => "`cargo xtask build` makes the eBPF programs and the binary around them",
+        ProbeError::PidNamespace => "on the host, name the process by the id that the host shows",
+        ProbeError::KernelTypes(_) => "a kernel with CONFIG_DEBUG_INFO_BTF is needed (5.8 or newer)",
+        _ if !nix::unistd::geteuid().is_root() => "run it as root (sudo)",
+        _ => "`stallscope doctor` shows what this machine allows",
+    }
+}

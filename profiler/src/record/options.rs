@@ -1,0 +1,57 @@
+//! What to record, resolved from the command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Whom to watch.
+#[derive(Clone, Debug)]
+pub enum TargetChoice {
+    Pids(Vec<u32>),
+    /// A regular expression on names.
+    Comm(String),
+    /// A program and its arguments, started by the recorder.
+    Command(OsString, Vec<OsString>),
+}
+
+#[derive(Clone, Debug)]
+pub struct RecordOptions {
+    pub target: TargetChoice,
+    /// Length of the window; without one until a signal comes or the last target ends.
+    pub duration: Option<Duration>,
+    pub output: PathBuf,
+    /// Waits below are counted and not recorded.
+    pub min_stall: Duration,
+    /// Watch the targets' children too.
+    pub follow: bool,
+    /// Families that were asked for and that this version does not have: reported as off.
+    pub unavailable: Vec<String>,
+    /// Whether resolver functions are probed and DNS messages kept.
+    pub dns: bool,
+    /// Show what the eBPF programs log.
+    pub verbose: bool,
+}
+
+/// Why a recording ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    Duration,
+    Signal,
+    TargetsExited,
+    CommandExited,
+    /// The trace could not be written any more.
+    WriteFailed,
+}
+
+impl StopReason {
+    /// As the trace's last record names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            StopReason::Duration => "duration",
+            StopReason::Signal => "signal",
+            StopReason::TargetsExited => "targets exited",
+            StopReason::CommandExited => "command exited",
+            StopReason::WriteFailed => "error: the trace could not be written",
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! One recording from its beginning to its end.
+
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::collector::Collector;
+use super::command::{HeldCommand, RunningCommand};
+use super::error::RecordError;
+use super::host;
+use super::options::{RecordOptions, StopReason, TargetChoice};
+use super::progress::{Progress, Totals};
+use super::socket_thread::SocketThread;
+use super::symbol_thread::SymbolThread;
+use crate::probes::{ProbeOptions, ProbeSet};
+use crate::target::process::process_info;
+use crate::target::select::{select_comm, select_pids, with_descendants};
+use crate::target::{ProcRoot, TargetSet};
+use crate::trace::error::TraceError;
+use crate::trace::record::{End, Record, Window};
+use crate::trace::writer::TraceWriter;
+
+/// How often the ring buffer is emptied.
+const DRAIN: Duration = Duration::from_millis(10);
+/// Two looks at a non-blocking descriptor further apart are two waits.
+const SPIN_GAP: Duration = Duration::from_millis(10);
+const RING_BYTES: u32 = 8 << 20;
+
+/// How a recording ended.
+#[derive(Debug)]
+pub struct Recording {
+    pub reason: StopReason,
+    pub totals: Totals,
+    /// Exit status of the command that was recorded.
+    pub command: Option<ExitStatus>,
+    /// The trace could not be written to its end.
+    pub write_error: Option<TraceError>,
+}
+
+/// What is told to the user on standard error while it goes on.
+pub trait Narrator {
+    /// The window is open.
+    fn opened(&mut self, what: &str);
+}
+
+/// Records as asked. Blocks until the recording has ended.
+pub fn record(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Recording, RecordError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| RecordError::Start { what: "runtime", source })?;
+    runtime.block_on(run(options, narrator))
+}
+
+async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Recording, RecordError> {
+    let root = ProcRoot::default();
+    let (asked_for, held) = choose(&root, options)?;
+    // The file first: nothing of the target is touched when there is nowhere to write to.
+    let writer = TraceWriter::create(&options.output)?;
+    let signals = Signals::new()?;
+    let mut probes = ProbeSet::load(&ProbeOptions {
+        min_stall_ns: nanos(options.min_stall),
+        spin_gap_ns: nanos(SPIN_GAP),
+        ring_bytes: RING_BYTES,
+        verbose: options.verbose,
+    })?;
+    let targets = TargetSet::new(root.clone(), &asked_for, options.follow);
+    let symbols =
+        SymbolThread::start().map_err(|source| RecordError::Start { what: "symbol thread", source })?;
+    let sockets = SocketThread::start(root.clone())
+        .map_err(|source| RecordError::Start { what: "socket thread", source })?;
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, options.dns);
+    collector.write(Record::Host(host::host()));
+    collector.write(Record::Clock(host::clock()));
+    if held.is_some() {
+        // The command's own libc is not mapped yet; most often it is the one that we run on.
+        collector.find_libraries(std::process::id(), &mut probes);
+    }
+    collector.refresh_targets(&mut probes);
+    if collector.targets.is_empty() {
+        return Err(RecordError::TargetsGone);
+    }
+    collector.look_at_sockets(true);
+    watch(&mut probes, &root, &asked_for, options.follow)?;
+    if let Err(error) = probes.snapshot() {
+        log::warn!("{error}");
+    }
+    let start_ns = host::monotonic_ns();
+    let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
+    collector.write(Record::Window(window));
+    collector.refresh_targets(&mut probes);
+    collector.write_thread_times();
+    collector.flush();
+    narrator.opened(&describe(&root, &collector.targets, options));
+    let mut command = release(held, options)?;
+    let progress = Progress::new(options.duration);
+    let reason =
+        watch_until(options, &mut probes, &mut collector, signals, command.as_mut(), &progress).await;
+    progress.finish();
+    Ok(finish(options, probes, collector, window, reason, command))
+}
+
+/// The processes to watch, and the command among them where one is started.
+fn choose(root: &ProcRoot, options: &RecordOptions) -> Result<(Vec<u32>, Option<HeldCommand>), RecordError> {
+    Ok(match &options.target {
+        TargetChoice::Pids(pids) => (select_pids(root, pids)?, None),
+        TargetChoice::Comm(pattern) => (select_comm(root, pattern)?, None),
+        TargetChoice::Command(program, arguments) => {
+            let held = HeldCommand::start(program, arguments)
+                .map_err(|source| RecordError::Command { program: program.clone(), source })?;
+            (vec![held.pid()], Some(held))
+        }
+    })
+}
+
+/// Hands the targets to the probes. A child that was forked between the look at the process tree and its
+/// parent's entry is found by the second look.
+fn watch(probes: &mut ProbeSet, root: &ProcRoot, asked_for: &[u32], follow: bool) -> Result<(), RecordError> {
+    let own = std::process::id();
+    for _ in 0..if follow { 2 } else { 1 } {
+        let pids = if follow { with_descendants(root, asked_for) } else { asked_for.to_vec() };
+        for pid in pids {
+            // stallscope can be a child of what it watches (a shell); it never watches itself.
+            if pid != own {
+                probes.add_target(pid, follow)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn release(
+    held: Option<HeldCommand>,
+    options: &RecordOptions,
+) -> Result<Option<RunningCommand>, RecordError> {
+    let TargetChoice::Command(program, _) = &options.target else { return Ok(None) };
+    held.map(HeldCommand::release)
+        .transpose()
+        .map_err(|source| RecordError::Command { program: program.clone(), source })
+}
+
+fn describe(root: &ProcRoot, targets: &TargetSet, options: &RecordOptions) -> String {
+    let pids: Vec<u32> = targets.pids().collect();
+    let threads = targets.threads().count();
+    let first = pids.first().copied().unwrap_or(0);
+    let name = process_info(root, first).map(|info| info.comm).unwrap_or_default();
+    let name = crate::render::name::escape_controls(&name);
+    let processes = match pids.len() {
+        1 => format!("process {first} ({name})"),
+        count => format!("{count} processes, {first} ({name}) first"),
+    };
+    let duration = match options.duration {
+        Some(duration) => format!("for {}", humantime::format_duration(duration)),
+        None => "until it ends or Ctrl-C".to_owned(),
+    };
+    format!("{processes}, {threads} threads, {duration}, into {}", options.output.display())
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, RecordError> {
+        let open =
+            |kind| signal(kind).map_err(|source| RecordError::Start { what: "signal handler", source });
+        Ok(Signals { interrupt: open(SignalKind::interrupt())?, terminate: open(SignalKind::terminate())? })
+    }
+}
+
+async fn watch_until(
+    options: &RecordOptions,
+    probes: &mut ProbeSet,
+    collector: &mut Collector,
+    mut signals: Signals,
+    mut command: Option<&mut RunningCommand>,
+    progress: &Progress,
+) -> StopReason {
+    let started = Instant::now();
+    // A wait without a limit is one of a century: the timer's type has no infinity.
+    let end = started + options.duration.unwrap_or(Duration::from_secs(100 * 365 * 86_400));
+    let every = |period| {
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    };
+    let (mut drain, mut tenth, mut second) =
+        (every(DRAIN), every(Duration::from_millis(100)), every(Duration::from_secs(1)));
+    let mut tenths = 0u32;
+    loop {
+        tokio::select! {
+            biased;
+            _ = signals.interrupt.recv() => return StopReason::Signal,
+            _ = signals.terminate.recv() => return StopReason::Signal,
+            () = sleep_until(end) => return StopReason::Duration,
+            _ = tenth.tick() => {
+                collector.housekeeping(probes);
+                tenths += 1;
+                if tenths.is_multiple_of(3) {
+                    collector.refresh_targets(probes);
+                    collector.flush();
+                    progress.update(&collector.totals);
+                }
+                if let Some(command) = command.as_deref_mut() && matches!(command.try_wait(), Ok(Some(_))) {
+                    return StopReason::CommandExited;
+                }
+                if collector.targets.is_empty() {
+                    return StopReason::TargetsExited;
+                }
+                if collector.write_error.is_some() {
+                    return StopReason::WriteFailed;
+                }
+            }
+            _ = second.tick() => {
+                collector.write_counts(probes);
+                collector.write_thread_times();
+            }
+            _ = drain.tick() => collector.drain(probes),
+        }
+    }
+}
+
+fn finish(
+    options: &RecordOptions,
+    mut probes: ProbeSet,
+    mut collector: Collector,
+    window: Window,
+    reason: StopReason,
+    command: Option<RunningCommand>,
+) -> Recording {
+    collector.write_thread_times();
+    let failed = collector.finish_probes(&mut probes);
+    let end_ns = host::monotonic_ns();
+    if let Some(error) = failed {
+        log::warn!("{error}");
+    }
+    collector.housekeeping(&mut probes);
+    collector.look_at_sockets(false);
+    collector.write(Record::Window(Window { end_ns, ..window }));
+    collector.write(Record::Clock(host::clock()));
+    collector.write_counts(&probes);
+    collector.write_coverage(&probes, &options.unavailable);
+    // The target is free of the probes before its stacks are read.
+    drop(probes);
+    let (writer, mut write_error, mut totals) = collector.finish_stacks();
+    totals.lost += writer.records_lost();
+    let ended = writer.finish(End { time_ns: end_ns, reason: reason.name().to_owned() });
+    if write_error.is_none() {
+        write_error = ended.err();
+    }
+    let command = command.and_then(|mut command| match reason {
+        StopReason::CommandExited => command.wait().ok(),
+        _ => None,
+    });
+    Recording { reason, totals, command, write_error }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
