@@ -2,7 +2,7 @@
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_user_str};
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use profiler_common::Call;
@@ -10,6 +10,7 @@ use profiler_common::call::RESTART_CALL;
 use profiler_common::record::WAIT_SLEPT;
 
 use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, RECEIVE, SEND};
+use crate::mem::user_bytes;
 use crate::regs::{Regs, UserRegs};
 use crate::socket::AF_UNIX;
 use crate::thread::{self, NO_DEST, NO_SOCK, Thread};
@@ -88,12 +89,19 @@ fn note_dest(thread: &mut Thread) {
     }
     thread.dest = NO_DEST;
     thread.dest.family = AF_UNIX;
-    let to = (&raw mut thread.dest.addr).cast::<core::ffi::c_void>();
-    // SAFETY: the field has 40 bytes. An abstract name, which begins with a zero, is read from its second byte.
-    unsafe {
-        if bpf_probe_read_user_str(to, 40, (from + 2) as *const _) <= 1 {
-            bpf_probe_read_user_str(to.add(1), 39, (from + 3) as *const _);
+    // Two bytes of family come first, and a path need not end in a zero.
+    let len = thread.args[2].saturating_sub(2);
+    let len = if len > 40 { 40 } else { len as u32 };
+    user_bytes((&raw mut thread.dest.addr).cast(), len, from + 2);
+    let mut index = 1;
+    let mut ended = false;
+    while index < 40 {
+        // What follows a path's end is left over in the program's buffer.
+        ended |= thread.dest.addr[index] == 0;
+        if ended {
+            thread.dest.addr[index] = 0;
         }
+        index += 1;
     }
 }
 

@@ -57,6 +57,7 @@ pub extern "C" fn snapshot_files(ctx: *mut c_void) -> i32 {
     // SAFETY: no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let mut record = tcp::new_record(sock, tgid, tgid, now_ns);
+    record.sock.fd = ctx.get::<c_void>(2) as u64 as i32;
     tcp::own(sock, &record.sock, tgid);
     if record.sock.state == TCP_SYN_SENT && record.sock.sock_type == SOCK_STREAM {
         record.start_ns = syn_ns(sock, now_ns);

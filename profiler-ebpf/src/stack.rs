@@ -35,6 +35,9 @@ pub struct KernelStack {
     frames: [u64; STACK_FRAMES],
 }
 
+/// Innermost frames that are always the probe's own: this function, its program, and what runs it.
+const OWN_FRAMES: u64 = 3;
+
 const USER_SEED: u64 = 0x9ae1_6a3b_2f90_404f;
 const KERNEL_SEED: u64 = 0xc3a5_c85c_97cb_3127;
 
@@ -161,7 +164,7 @@ pub fn kernel(ctx: *mut c_void, id: u64) -> u64 {
     let scratch = unsafe { &mut *scratch };
     let to = (&raw mut scratch.frames).cast();
     // SAFETY: `to` has that many bytes.
-    let len = unsafe { bpf_get_stack(ctx, to, FRAMES as u32, 0) };
+    let len = unsafe { bpf_get_stack(ctx, to, FRAMES as u32, OWN_FRAMES) };
     send_kernel(scratch, len, id)
 }
 

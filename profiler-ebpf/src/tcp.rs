@@ -6,12 +6,12 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use profiler_common::record::{Header, RecordKind};
-use profiler_common::{HandshakeRecord, Loss, RetransmitRecord, SockRecord};
+use profiler_common::{Call, HandshakeRecord, Loss, RetransmitRecord, SockRecord};
 
 use crate::maps::{HANDSHAKES, OWNED, TARGETS};
 use crate::mem::member;
 use crate::socket::{AF_INET, AF_INET6, SOCK_STREAM, TCP_SYN_SENT, describe_sock};
-use crate::thread::NO_SOCK;
+use crate::thread::{self, NO_SOCK};
 use crate::{emit, offset};
 
 /// Whose socket it is. The ports tell when the memory has become another socket.
@@ -63,6 +63,11 @@ fn begin(sock: u64) {
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let mut record = new_record(sock, tgid, id as u32, now_ns);
     record.sock.state = TCP_SYN_SENT;
+    if let Some(thread) = thread::find(id as u32)
+        && thread.call == Call::Connect as u32
+    {
+        record.sock.fd = thread.args[0] as i32;
+    }
     own(sock, &record.sock, tgid);
     if HANDSHAKES.insert(sock, &record, 0).is_err() {
         emit::lost(Loss::HandshakeTable);

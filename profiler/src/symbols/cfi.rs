@@ -14,6 +14,10 @@ use super::source::{Source, u32_at};
 
 /// Longest entry of `.eh_frame` that is looked at, bytes. Compilers make some tens to a few thousand.
 const MAX_ENTRY: usize = 64 << 10;
+/// Longest expression that is kept, bytes; compilers and linkers write about ten.
+const MAX_EXPRESSION: usize = 64;
+/// Registers from here on are vectors and flags, which no frame is found by.
+const REGISTERS: u16 = 33;
 /// `.eh_frame` of a file without a search table, bytes.
 const MAX_SECTION: u64 = 16 << 20;
 /// Read at first; most entries fit.
@@ -241,14 +245,15 @@ fn decode(
 fn convert(frames: &EhFrame<Bytes<'_>>, row: &UnwindTableRow<usize>, signal: bool) -> Option<Row> {
     let bytes = |expression: &UnwindExpression<usize>| -> Option<Box<[u8]>> {
         let expression = expression.get::<Bytes<'_>, _>(frames).ok()?;
-        Some(expression.0.slice().into())
+        let bytes = expression.0.slice();
+        (bytes.len() <= MAX_EXPRESSION).then(|| bytes.into())
     };
     let cfa = match row.cfa() {
         gimli::CfaRule::RegisterAndOffset { register, offset } => Cfa::Register(register.0, *offset),
         gimli::CfaRule::Expression(expression) => Cfa::Expression(bytes(expression)?),
     };
     let mut rules = Vec::new();
-    for (register, rule) in row.registers() {
+    for (register, rule) in row.registers().filter(|(register, _)| register.0 < REGISTERS) {
         let rule = match rule {
             RegisterRule::SameValue => Rule::Same,
             RegisterRule::Offset(offset) => Rule::Offset(*offset),

@@ -1,7 +1,8 @@
 //! The module files that processes map, each opened and indexed once however many processes map it.
 //!
-//! Bounds: [`MAX_FILES`] open files, [`MAX_INDEX`] bytes of symbol indexes, [`MAX_NAMES`] names and
-//! [`MAX_ROWS`] unwind rows; what was used longest ago goes first.
+//! Bounds: [`MAX_FILES`] open files, [`MAX_INDEX`] bytes of indexes (one larger table may stand alone, up
+//! to the limits of `names` and `cfi`), of which those used longest ago go first; [`MAX_NAMES`] names and
+//! [`MAX_ROWS`] unwind rows, forgotten all together when there are more.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -22,8 +23,8 @@ use super::vdso;
 /// Half of the usual limit of descriptors; a PyTorch process maps about 250 files.
 const MAX_FILES: usize = 448;
 const MAX_INDEX: usize = 24 << 20;
-const MAX_NAMES: usize = 16_384;
-const MAX_ROWS: usize = 16_384;
+const MAX_NAMES: usize = 8192;
+const MAX_ROWS: usize = 8192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FileId(u32);
@@ -56,6 +57,10 @@ struct File {
 }
 
 impl File {
+    fn descriptors(&self) -> usize {
+        1 + usize::from(matches!(self.full, Names::Debug(..)))
+    }
+
     fn memory(&self) -> usize {
         let size = |names: &Names| match names {
             Names::Own(index) | Names::Debug(index, _) => index.memory(),
@@ -113,12 +118,7 @@ impl Files {
     }
 
     fn insert(&mut self, elf: Elf, identity: Option<Identity>, key: Option<Key>) -> FileId {
-        while self.by_id.len() >= MAX_FILES {
-            let Some(oldest) = self.by_id.iter().min_by_key(|(_, file)| file.used).map(|(&id, _)| id) else {
-                break;
-            };
-            self.remove(oldest);
-        }
+        self.close_down_to(MAX_FILES - 1, None);
         self.last_id = self.last_id.wrapping_add(1);
         let id = FileId(self.last_id);
         self.clock += 1;
@@ -169,8 +169,12 @@ impl Files {
         self.clock += 1;
         let file = self.by_id.get_mut(&id)?;
         file.used = self.clock;
+        let opened = file.unwind.is_none();
         let lookup = file.unwind.get_or_insert_with(|| cfi::Lookup::open(&file.elf));
         let row = cfi::find_row(&file.elf, lookup, address, &mut self.context).map(Arc::new);
+        if opened {
+            self.shrink(id);
+        }
         if self.rows.len() >= MAX_ROWS {
             self.rows.clear();
         }
@@ -201,8 +205,18 @@ impl Files {
         name
     }
 
-    /// Drops the indexes used longest ago, but that of `keep`, until the bound holds.
+    /// Closes the files used longest ago, but `keep`, until so many descriptors are open.
+    pub(super) fn close_down_to(&mut self, descriptors: usize, keep: Option<FileId>) {
+        while self.by_id.values().map(File::descriptors).sum::<usize>() > descriptors {
+            let others = self.by_id.iter().filter(|(id, _)| Some(**id) != keep);
+            let Some((&oldest, _)) = others.min_by_key(|(_, file)| file.used) else { break };
+            self.remove(oldest);
+        }
+    }
+
+    /// Drops the indexes used longest ago, but those of `keep`, until the bounds hold.
     fn shrink(&mut self, keep: FileId) {
+        self.close_down_to(MAX_FILES, Some(keep));
         while self.by_id.values().map(File::memory).sum::<usize>() > MAX_INDEX {
             let candidates = self.by_id.iter_mut().filter(|(id, file)| **id != keep && file.memory() > 0);
             let Some((_, file)) = candidates.min_by_key(|(_, file)| file.used) else { break };
@@ -273,4 +287,73 @@ pub(super) fn open_debug_file(elf: &Elf, roots: &[PathBuf]) -> Option<(Index, So
         }
         Some((Index::build(&debug.source, debug.symtab?, elf), debug.source))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::symbols::live_tests::compile;
+
+    /// A mapping that `/proc/PID/map_files` does not have: the path has to do.
+    fn mapping_of(path: &Path) -> Mapping {
+        let metadata = std::fs::metadata(path).unwrap();
+        let device = metadata.dev();
+        Mapping {
+            start: 0x1000,
+            end: 0x2000,
+            offset: 0,
+            device: (libc::major(device), libc::minor(device)),
+            inode: metadata.ino(),
+            path: path.as_os_str().as_bytes().to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_path_that_leads_to_another_file_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = compile(folder.path(), "chain.c", &["-O2"]);
+        let pid = std::process::id();
+        let mapping = mapping_of(&path);
+        let mut files = Files::default();
+        assert!(files.open(pid, &mapping).is_some());
+        let other = Mapping { inode: mapping.inode + 1, ..mapping.clone() };
+        assert_eq!(files.open(pid, &other), None);
+        let other = Mapping { device: (mapping.device.0 + 1, mapping.device.1), ..mapping };
+        assert_eq!(files.open(pid, &other), None);
+    }
+
+    #[test]
+    fn a_file_is_opened_once_until_it_is_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = compile(folder.path(), "chain.c", &["-O2"]);
+        let pid = std::process::id();
+        let mut files = Files::default();
+        let first = files.open(pid, &mapping_of(&path)).unwrap();
+        assert_eq!(files.open(pid, &mapping_of(&path)), Some(first));
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.push(0);
+        std::fs::write(&path, bytes).unwrap();
+        let second = files.open(pid, &mapping_of(&path)).unwrap();
+        assert_ne!(first, second);
+        assert!(files.has(second) && !files.has(first));
+    }
+
+    #[test]
+    fn files_used_longest_ago_are_closed_first() {
+        let pid = std::process::id();
+        let folders: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+        let mut files = Files::default();
+        let open = |folder: &tempfile::TempDir, files: &mut Files| {
+            files.open(pid, &mapping_of(&compile(folder.path(), "chain.c", &["-O2"]))).unwrap()
+        };
+        let ids: Vec<_> = folders.iter().map(|folder| open(folder, &mut files)).collect();
+        let code = files.address_of(ids[0], 0x1000).unwrap();
+        files.name(ids[0], code, pid);
+        files.close_down_to(2, None);
+        assert_eq!(ids.iter().map(|&id| files.has(id)).collect::<Vec<_>>(), [true, false, true]);
+        files.close_down_to(0, Some(ids[2]));
+        assert_eq!(ids.iter().map(|&id| files.has(id)).collect::<Vec<_>>(), [false, false, true]);
+    }
 }

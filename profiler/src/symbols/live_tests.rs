@@ -223,7 +223,11 @@ fn registers_of(pid: u32) -> Registers {
     let registers = ptrace::getregs(pid).unwrap();
     ptrace::detach(pid, None).unwrap();
     wait_blocked_in_read(pid.as_raw() as u32, pid.as_raw() as u32, 0);
-    Registers { ip: registers.rip, sp: registers.rsp, bp: registers.rbp }
+    #[cfg(target_arch = "aarch64")]
+    let registers = Registers { ip: registers.pc, sp: registers.sp, bp: registers.regs[29] };
+    #[cfg(target_arch = "x86_64")]
+    let registers = Registers { ip: registers.rip, sp: registers.rsp, bp: registers.rbp };
+    registers
 }
 
 /// What the eBPF program would have sent for a blocked child.

@@ -4,8 +4,9 @@
 //! programs without frame pointers show; the kernel's walk by frame pointers continues where that ends.
 //! Memory, files and tables of the target are hostile input: everything read from them is bounded.
 //!
-//! Resident memory is bounded by the limits in `files` (symbol indexes 24 MiB in all, names, unwind rows)
-//! and `modules` (processes, mappings); nothing is mapped.
+//! Resident memory is bounded by the limits in `files` (indexes 24 MiB in all, names, unwind rows) and
+//! `modules` (processes, mappings); no file is mapped or read as a whole. A Python process costs about
+//! 1 MiB, the kernel's symbols 5 MiB.
 
 mod cfi;
 mod demangle;
@@ -127,4 +128,26 @@ fn live_id(walk: &Walk, frames: &[Frame]) -> u64 {
     let mut hasher = DefaultHasher::new();
     (walk.complete, frames).hash(&mut hasher);
     hasher.finish().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn can_move_to_its_own_thread() {
+        fn is_send<T: Send>(_: &T) {}
+        is_send(&Symbolizer::new());
+    }
+
+    #[test]
+    fn stacks_of_unknown_processes_keep_their_addresses() {
+        let mut symbolizer = Symbolizer::new();
+        // Above the largest id that Linux gives.
+        let raw = RawStack { id: 9, pid: 1 << 30, frames: vec![0x1111, 0x2222], ..RawStack::default() };
+        let stack = symbolizer.stack(&raw);
+        let offsets: Vec<_> = stack.frames.iter().map(|frame| frame.offset).collect();
+        assert_eq!((stack.id, stack.truncated, offsets), (9, true, vec![0x1111, 0x2221]));
+        assert_eq!((symbolizer.unresolved_frames(), symbolizer.truncated_stacks()), (2, 1));
+    }
 }

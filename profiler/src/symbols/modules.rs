@@ -192,7 +192,7 @@ impl AddressSpace for Space<'_> {
         // Asked for any word of a stack: most are no addresses, and no reason to read the mappings again.
         let Some(place) = self.place_as_known(address) else { return false };
         let bytes = place.file.and_then(|file| self.modules.files.bytes_before(file, place.offset));
-        bytes.is_some_and(|bytes| is_call(bytes))
+        bytes.is_some_and(is_call)
     }
 }
 
@@ -205,4 +205,58 @@ fn is_call(code: [u8; 8]) -> bool {
     // `call rel32`, or `call r/m64`: ff /2, two to seven bytes long.
     let indirect = code.windows(2).skip(1).any(|pair| matches!(pair, [0xff, mode] if mode & 0x38 == 0x10));
     code[3] == 0xe8 || indirect
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_file_is_opened_again_when_it_is_needed() {
+        let pid = std::process::id();
+        let address = is_call as *const () as u64;
+        let mut modules = Modules::default();
+        modules.add(pid);
+        let named = modules.space(pid).frame(address);
+        assert_eq!(named.function, "stallscope::symbols::modules::is_call");
+        modules.files.close_down_to(0, None);
+        // Read just now: the frame says where it is, and the mappings are left alone.
+        modules.processes.get_mut(&pid).unwrap().last_read = Some(Instant::now());
+        let unnamed = modules.space(pid).frame(address);
+        assert_eq!((unnamed.function.as_str(), &unnamed.module), ("", &named.module));
+        assert!(unnamed.offset > 0);
+        modules.processes.get_mut(&pid).unwrap().last_read = None;
+        assert_eq!(modules.space(pid).frame(address), named);
+    }
+
+    #[test]
+    fn calls_are_told_by_the_bytes_before_the_return_address() {
+        if cfg!(target_arch = "x86_64") {
+            for code in
+                ["9090 90e8 0102 0304", "9090 9090 9090 ffd0", "9090 ff15 0102 0304", "9090 9090 9041 ffd4"]
+            {
+                assert!(is_call(bytes(code)), "{code}");
+            }
+            for code in
+                ["9090 9090 9090 9090", "9090 9090 9090 ffe0", "0000 0000 0000 0000", "e800 0000 0000 0000"]
+            {
+                assert!(!is_call(bytes(code)), "{code}");
+            }
+        }
+    }
+
+    fn bytes(hex: &str) -> [u8; 8] {
+        u64::from_str_radix(&hex.replace(' ', ""), 16).unwrap().to_be_bytes()
+    }
+
+    #[test]
+    fn the_process_asked_for_longest_ago_is_forgotten() {
+        let mut modules = Modules::default();
+        let first = 1 << 30;
+        for pid in first..=first + MAX_PROCESSES as u32 {
+            modules.add(pid);
+        }
+        assert_eq!(modules.processes.len(), MAX_PROCESSES);
+        assert!(!modules.processes.contains_key(&first));
+    }
 }

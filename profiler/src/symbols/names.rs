@@ -9,6 +9,8 @@
 //!
 //! A symbol's size is respected: an address between two functions has no name. Symbols of size 0
 //! (hand-written assembly) reach to the next symbol, and 4 KiB at most.
+//!
+//! Compressed symbols (`.gnu_debugdata`) and stubs of the procedure linkage table are not read.
 
 use std::cmp::Reverse;
 
