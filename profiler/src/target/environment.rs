@@ -366,7 +366,11 @@ mod tests {
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let root = ProcRoot::default();
         // Its own program runs and waits for its input.
-        let waits = |look: &ThreadActivity| matches!(look.activity, Some(Activity::InCall(call)) if call.number == libc::SYS_read as u64);
+        let waits = |look: &ThreadActivity| {
+            let reads =
+                matches!(look.activity, Some(Activity::InCall(call)) if call.number == libc::SYS_read as u64);
+            reads && look.state == 'S'
+        };
         while !executable(&root, child.id()).unwrap().ends_with("/cat")
             || !waits(&thread_activity(&root, child.id(), child.id()).unwrap())
         {
