@@ -106,6 +106,22 @@ pub fn query(
     }
 }
 
+/// The least time that a handshake has lasted after so many SYN retransmits, in nanoseconds: the kernel waits
+/// one second before the first, the same again before each of the next `linear` ones (the setting
+/// `net.ipv4.tcp_syn_linear_timeouts`, 0 before Linux 6.5), and then twice as long each time, two minutes at
+/// most.
+pub fn syn_age_ns(retransmits: u32, linear: u32) -> u64 {
+    let mut wait = 1;
+    let mut seconds = 0_u64;
+    for sent in 0..retransmits.min(1000) {
+        seconds += wait;
+        if sent >= linear {
+            wait = (wait * 2).min(120);
+        }
+    }
+    seconds * 1_000_000_000
+}
+
 fn request(family: u8, protocol: Protocol) -> Vec<u8> {
     let (protocol, extensions) = match protocol {
         Protocol::Tcp => (IPPROTO_TCP, ExtensionFlags::INFO),
@@ -204,6 +220,14 @@ mod tests {
         let key = parse(&bytes).unwrap().key;
         assert_eq!((key.family, &key.id[..]), (AF_INET, &bytes[4..52]));
         assert_eq!(request(AF_INET, Protocol::Tcp).len(), REQUEST_ID + SOCKET_ID);
+    }
+
+    #[test]
+    fn syn_retransmits_tell_how_long_a_handshake_has_lasted() {
+        let seconds = |retransmits, linear| syn_age_ns(retransmits, linear) / 1_000_000_000;
+        assert_eq!([0, 1, 2, 3, 6].map(|count| seconds(count, 0)), [0, 1, 3, 7, 63]);
+        assert_eq!([0, 1, 3, 5, 6, 7].map(|count| seconds(count, 4)), [0, 1, 3, 5, 7, 11]);
+        assert!(seconds(u32::MAX, 0) > 0);
     }
 
     #[test]
