@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+
 use super::netlink::NetlinkError;
 use super::netns;
 use super::root::{ProcRoot, ReadError};
@@ -25,6 +27,19 @@ impl SocketError {
     /// The process ended: nothing to tell the user about.
     pub fn is_gone(&self) -> bool {
         matches!(self, SocketError::Namespace(error) if error.is_gone())
+    }
+
+    /// What the user can do about it.
+    pub fn help(&self) -> &'static str {
+        match self {
+            SocketError::Namespace(_) => "entering another network namespace needs root or CAP_SYS_ADMIN",
+            SocketError::Netlink {
+                source: NetlinkError::Refused(Errno::ENOENT | Errno::EOPNOTSUPP), ..
+            } => "load the kernel's modules for it: modprobe -a tcp_diag udp_diag",
+            SocketError::Netlink { .. } => {
+                "socket samples are left out; `stallscope doctor` checks this again"
+            }
+        }
     }
 }
 
