@@ -1,34 +1,36 @@
-//! `demo`: runs a real workload that stalls, records it, and leaves a flame graph and a report.
+//! `stallscope demo`: the workload, its recording and the views of it.
 
 use std::fs;
-use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
 
-use super::analysed::analysed;
+use super::args::DemoArgs;
 use super::error::CliError;
-use super::output::write_file;
-use super::record;
-use crate::demo::Demo;
-use crate::record::{RecordOptions, TargetChoice};
-use crate::render::{flame, text, tree::FlameOptions};
+use super::load::load_analysis;
+use super::output::write_output;
+use super::record::{Standard, note, summarise};
+use crate::demo::{Demo, run_workload};
+use crate::record::{RecordOptions, TargetChoice, record};
+use crate::render::RenderError;
+use crate::render::flame::write_svg;
+use crate::render::text::write_report;
+use crate::render::tree::FlameOptions;
 
-const DURATION: Duration = Duration::from_secs(10);
-/// The workload's processes are at work after a second; a busy machine takes longer.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the workload may take to start.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Leaves `demo.stall`, `flame.svg` and `report.txt` in `folder`.
-pub fn run(folder: &Path, out: &mut dyn Write) -> Result<u8, CliError> {
-    fs::create_dir_all(folder).map_err(|source| CliError::file("create the folder", folder, &source))?;
+pub fn run(args: &DemoArgs) -> Result<(), CliError> {
+    if let Some(role) = &args.role {
+        return Ok(run_workload(role, &args.role_arguments)?);
+    }
+    let folder = &args.output;
+    fs::create_dir_all(folder).map_err(|error| CliError::output(&folder.display().to_string(), &error))?;
     let trace = folder.join("demo.stall");
-    eprintln!(
-        "starting the demo: a resolver where nobody answers, one that answers late, and four ranks of which one sends late"
-    );
-    let mut demo = Demo::start()?;
-    demo.wait_ready(PATIENCE)?;
+    note("starting a small job in network namespaces: a gather with a late rank, a dead and a slow resolver");
+    let mut job = Demo::start()?;
+    job.wait_ready(PATIENCE)?;
     let options = RecordOptions {
-        target: TargetChoice::Pids(vec![demo.pid()]),
-        duration: Some(DURATION),
+        target: TargetChoice::Pids(vec![job.pid()]),
+        duration: Some(args.duration),
         output: trace.clone(),
         min_stall: Duration::from_micros(100),
         follow: true,
@@ -36,13 +38,17 @@ pub fn run(folder: &Path, out: &mut dyn Write) -> Result<u8, CliError> {
         dns: true,
         verbose: false,
     };
-    let status = record::run(&options, None, out)?;
-    demo.stop();
-    let analysis = analysed(&trace, None)?;
-    write_file(&folder.join("flame.svg"), |file| {
-        flame::write_svg(&analysis, &FlameOptions::default(), file).map_err(CliError::from)
-    })?;
-    write_file(&folder.join("report.txt"), |file| text::write_report(&analysis, file).map_err(CliError::from))?;
-    writeln!(out, "\nlook at {0}/flame.svg and {0}/report.txt", folder.display())?;
-    Ok(status)
+    let recording = record(&options, &mut Standard)?;
+    job.stop();
+    if let Some(error) = recording.write_error {
+        return Err(error.into());
+    }
+    let analysis = load_analysis(&trace, None)?;
+    let (flame, report) = (folder.join("flame.svg"), folder.join("report.txt"));
+    write_output(Some(&flame), |out| write_svg(&analysis, &FlameOptions::default(), out))?;
+    write_output(Some(&report), |out| write_report(&analysis, out).map_err(RenderError::from))?;
+    summarise(&trace, None)?;
+    note(&format!("report written to {}", report.display()));
+    note(&format!("flame graph written to {}: open it in a browser", flame.display()));
+    Ok(())
 }

@@ -4,6 +4,10 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use super::args::{DoctorArgs, DoctorFormat};
+use super::error::{CliError, FAILED};
+use super::output::write_output;
+use crate::render::RenderError;
 use crate::kernel::features::{self, AttachKind, Availability, Capabilities, Capability, Features};
 use crate::probes::{ProbeOptions, ProbeSet};
 use crate::render::name::escape_controls;
@@ -68,6 +72,19 @@ pub struct Diagnosis {
     /// Whether `record` can run at all.
     pub can_record: bool,
     pub checks: Vec<Check>,
+}
+
+/// Prints what was found; status 1 where nothing can be recorded.
+pub fn run(args: &DoctorArgs) -> Result<u8, CliError> {
+    let diagnosis = diagnose(args.pid)?;
+    write_output(None, |out| {
+        let written = match args.format {
+            DoctorFormat::Text => write_text(&diagnosis, out),
+            DoctorFormat::Json => write_json(&diagnosis, out),
+        };
+        written.map_err(RenderError::from)
+    })?;
+    Ok(if diagnosis.can_record { 0 } else { FAILED })
 }
 
 /// Looks at the machine and, where one is named, at a process.

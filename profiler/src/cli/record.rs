@@ -1,72 +1,190 @@
-//! `record`: runs the recorder, then prints a summary of what it found.
+//! `stallscope record`.
 
-use std::io::Write;
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::ffi::OsStr;
+use std::io::{Write, stderr};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
 
-use super::analysed::analysed;
-use super::error::CliError;
-use crate::model::topology::Topology;
+use super::args::{RecordArgs, TargetArgs, UNAVAILABLE};
+use super::error::{CliError, RECORDING_FAILED};
+use super::load::{load_analysis, load_topology};
+use super::output::write_output;
+use super::report::colours_wanted;
 use crate::record::{Narrator, RecordOptions, Recording, TargetChoice, record};
-use crate::render::text;
+use crate::render::RenderError;
+use crate::render::text::{TextOptions, write_summary_with};
 
-struct Terminal;
+/// Window of a process that was attached to, unless `--duration` says otherwise.
+const DURATION: Duration = Duration::from_secs(30);
 
-impl Narrator for Terminal {
-    fn opened(&mut self, what: &str) {
-        eprintln!("recording {what}");
+/// Records, and returns the exit status: that of the command, where one was run.
+pub fn run(args: &RecordArgs) -> Result<u8, CliError> {
+    let options = record_options(args);
+    let failed = if args.target.command.is_empty() { 1 } else { RECORDING_FAILED };
+    run_as(args, &options).map_err(|error| match error.code {
+        1 => error.with_code(failed),
+        _ => error,
+    })
+}
+
+fn run_as(args: &RecordArgs, options: &RecordOptions) -> Result<u8, CliError> {
+    // Before anything is recorded, so that a mistake costs no recording.
+    args.topology.as_deref().map(load_topology).transpose()?;
+    let recording = record(options, &mut Standard)?;
+    let code = recording.command.map_or(0, status_code);
+    match conclude(&recording, &options.output, args.topology.as_deref()) {
+        // The reader of the summary is gone; the recording is not.
+        Err(error) if error.code == 0 => Ok(code),
+        Err(error) => Err(error),
+        Ok(()) => Ok(code),
     }
 }
 
-/// Records, prints the summary to `out`, and returns the exit status: that of the command where one was
-/// recorded, else 0.
-pub fn run(
-    options: &RecordOptions,
-    topology: Option<Topology>,
-    out: &mut dyn Write,
-) -> Result<u8, CliError> {
-    let recording = record(options, &mut Terminal)?;
-    // What was recorded is shown even where its end could not be written.
-    let summary = summarise(&options.output, topology, out);
-    told(&recording, &options.output);
-    if let Some(error) = recording.write_error {
-        return Err(error.into());
+fn record_options(args: &RecordArgs) -> RecordOptions {
+    let target = target_choice(&args.target);
+    let life = matches!(target, TargetChoice::Command(..));
+    let asked = |family: &str| args.probes.iter().any(|probe| probe == family);
+    RecordOptions {
+        duration: args.duration.or(if life { None } else { Some(DURATION) }),
+        output: args.output.clone().unwrap_or_else(|| default_output(&target)),
+        target,
+        min_stall: args.min_stall,
+        follow: !args.no_children,
+        unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
+        dns: asked("dns"),
+        verbose: args.verbose,
     }
-    summary?;
-    Ok(status(&options.target, &recording))
 }
 
-fn summarise(path: &Path, topology: Option<Topology>, out: &mut dyn Write) -> Result<(), CliError> {
-    let analysis = analysed(path, topology)?;
-    text::write_summary(&analysis, out)?;
-    Ok(())
-}
-
-fn told(recording: &Recording, path: &Path) {
-    let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    let lost = match recording.totals.lost {
-        0 => "nothing lost".to_owned(),
-        lost => format!("{lost} events lost"),
-    };
-    eprintln!(
-        "recorded {} events, {lost}, {} in {}",
-        recording.totals.events,
-        crate::render::unit::bytes(size),
-        path.display()
-    );
-    eprintln!("next: stallscope report {0}; stallscope flame {0} -o out.svg", path.display());
-}
-
-fn status(target: &TargetChoice, recording: &Recording) -> u8 {
-    if !matches!(target, TargetChoice::Command(..)) {
-        return 0;
+fn target_choice(args: &TargetArgs) -> TargetChoice {
+    match (args.command.split_first(), &args.comm) {
+        (Some((program, arguments)), _) => TargetChoice::Command(program.clone(), arguments.to_vec()),
+        (None, Some(pattern)) => TargetChoice::Comm(pattern.clone()),
+        (None, None) => TargetChoice::Pids(args.pid.clone()),
     }
-    match recording.command {
-        // As a shell does: 128 and the signal's number.
-        Some(status) => {
-            let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-            u8::try_from(code & 0xff).unwrap_or(1)
+}
+
+/// A file in the current folder that says what was recorded.
+fn default_output(target: &TargetChoice) -> PathBuf {
+    let name = match target {
+        TargetChoice::Pids(pids) => pids.iter().map(u32::to_string).collect::<Vec<_>>().join("-"),
+        TargetChoice::Comm(pattern) => pattern.clone(),
+        TargetChoice::Command(program, _) => {
+            Path::new(program).file_name().unwrap_or(OsStr::new("command")).to_string_lossy().into_owned()
         }
-        None => 0,
+    };
+    let is_plain = |char: &char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_' | '.');
+    let name: String = name.chars().filter(is_plain).take(60).collect();
+    PathBuf::from(format!("stallscope-{name}.stall"))
+}
+
+/// As a shell would say it.
+fn status_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// The summary first: a trace that could not be written to its end has one too.
+fn conclude(recording: &Recording, trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
+    let summary = summarise(trace, topology);
+    match &recording.write_error {
+        Some(error) => Err(CliError {
+            message: error.to_string(),
+            help: error.help().into_iter().collect(),
+            code: super::error::FAILED,
+        }),
+        None => summary,
+    }
+}
+
+/// Says what the trace holds. A pipe or a device cannot be read again.
+pub(super) fn summarise(trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
+    if !std::fs::metadata(trace).is_ok_and(|meta| meta.is_file()) {
+        return Ok(());
+    }
+    let analysis = load_analysis(trace, topology)?;
+    let options = TextOptions { colour: colours_wanted() };
+    let written =
+        write_output(None, |out| write_summary_with(&analysis, options, out).map_err(RenderError::from));
+    note(&format!("trace written to {}", trace.display()));
+    written
+}
+
+/// Standard error, where what is not a result belongs. If it is closed, nobody wants to know.
+pub(super) fn note(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
+}
+
+/// Tells the user on standard error.
+pub(super) struct Standard;
+
+impl Narrator for Standard {
+    fn opened(&mut self, what: &str) {
+        note(&format!("recording {what}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::args::{Cli, Command};
+    use super::*;
+
+    fn options(arguments: &[&str]) -> RecordOptions {
+        let words = ["stallscope", "record"].iter().chain(arguments);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Record(args) => record_options(&args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_process_is_recorded_for_thirty_seconds_and_a_command_for_its_life() {
+        assert_eq!(options(&["--pid", "7"]).duration, Some(Duration::from_secs(30)));
+        assert_eq!(options(&["--comm", "x"]).duration, Some(Duration::from_secs(30)));
+        assert_eq!(options(&["--", "x"]).duration, None);
+        assert_eq!(options(&["-d", "2s", "--", "x"]).duration, Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn the_trace_is_named_after_what_is_recorded() {
+        let name = |arguments: &[&str]| options(arguments).output.to_string_lossy().into_owned();
+        assert_eq!(name(&["--pid", "7"]), "stallscope-7.stall");
+        assert_eq!(name(&["--pid", "7", "--pid", "8"]), "stallscope-7-8.stall");
+        assert_eq!(name(&["--comm", "^../py(thon)?$"]), "stallscope-..python.stall");
+        assert_eq!(name(&["--", "/usr/bin/torch run", "x"]), "stallscope-torchrun.stall");
+        assert_eq!(name(&["--pid", "7", "-o", "x"]), "x");
+    }
+
+    #[test]
+    fn families_that_are_not_built_are_off_when_asked_for() {
+        assert_eq!(options(&["--pid", "7"]).unavailable, [""; 0]);
+        let some = options(&["--pid", "7", "--probes", "net,cuda,verbs"]);
+        assert_eq!(some.unavailable, ["verbs", "cuda"]);
+        assert!(!some.dns);
+    }
+
+    #[test]
+    fn a_killed_command_has_the_status_that_a_shell_gives() {
+        assert_eq!(status_code(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(status_code(ExitStatus::from_raw(9)), 137);
+        assert_eq!(status_code(ExitStatus::from_raw(0)), 0);
+    }
+
+    #[test]
+    fn a_command_that_cannot_be_recorded_is_status_125() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("topology.toml").to_string_lossy().into_owned();
+        for (target, code) in [(vec!["--pid", "1"], 1), (vec!["--", "true"], 125)] {
+            let mut words = vec!["stallscope", "record", "--topology", &missing];
+            words.extend(target);
+            let Command::Record(args) = Cli::try_parse_from(words).unwrap().command else { panic!() };
+            let error = run(&args).unwrap_err();
+            assert_eq!(error.code, code);
+            assert!(error.message.contains("topology.toml"), "{error:?}");
+        }
     }
 }

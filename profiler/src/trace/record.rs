@@ -10,7 +10,10 @@ use profiler_common::{Api, Call};
 use serde::{Deserialize, Serialize};
 
 /// One record of a trace.
+///
+/// Names of variants are for JSON; a trace has the number of a [`Kind`](super::kind::Kind) instead.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Record {
     Host(Host),
@@ -118,6 +121,7 @@ pub struct Thread {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LifeEvent {
     /// `pid` was forked by `parent`.
     Fork,
@@ -141,6 +145,7 @@ pub struct Life {
 
 /// The two ends of a socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Ends {
     Inet {
         local: SocketAddr,
@@ -218,6 +223,7 @@ pub struct Wait {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Direction {
     Send,
     Receive,
@@ -297,6 +303,7 @@ pub struct SocketSample {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Space {
     User,
     Kernel,

@@ -1,0 +1,24 @@
+//! `stallscope flame`.
+
+use std::io::{IsTerminal, stdout};
+
+use super::args::{FilterArgs, FlameArgs};
+use super::error::CliError;
+use super::load::load_analysis;
+use super::output::write_output;
+use crate::render::flame::write_svg;
+use crate::render::tree::{FlameOptions, View};
+
+pub fn run(args: &FlameArgs) -> Result<(), CliError> {
+    if args.output.is_none() && stdout().is_terminal() {
+        let error = CliError::usage("the picture would go to the terminal");
+        return Err(error.with_help("name a file: -o flame.svg; or -o - if the terminal is meant"));
+    }
+    let analysis = load_analysis(&args.trace, None)?;
+    let options = flame_options(args.view, &args.filter);
+    write_output(args.output.as_deref(), |out| write_svg(&analysis, &options, out))
+}
+
+fn flame_options(view: View, filter: &FilterArgs) -> FlameOptions {
+    FlameOptions { view, cause: filter.cause, tid: filter.tid, rank: filter.rank, ..FlameOptions::default() }
+}

@@ -1,0 +1,31 @@
+//! `stallscope report`.
+
+use std::io::{IsTerminal, stdout};
+
+use super::args::{ReportArgs, ReportFormat};
+use super::error::CliError;
+use super::load::load_analysis;
+use super::output::write_output;
+use crate::render::RenderError;
+use crate::render::html::write_html;
+use crate::render::json::write_json;
+use crate::render::text::{TextOptions, write_report_with};
+
+pub fn run(args: &ReportArgs) -> Result<(), CliError> {
+    let analysis = load_analysis(&args.trace, args.topology.as_deref())?;
+    let colour = args.output.is_none() && colours_wanted();
+    write_output(args.output.as_deref(), |out| match args.format {
+        ReportFormat::Text => {
+            write_report_with(&analysis, TextOptions { colour }, out).map_err(RenderError::from)
+        }
+        ReportFormat::Json => write_json(&analysis.report, out).map_err(RenderError::from),
+        ReportFormat::Html => write_html(&analysis, out),
+    })
+}
+
+/// A terminal, and no word against colours (<https://no-color.org>).
+pub fn colours_wanted() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    stdout().is_terminal() && !refused && !dumb
+}
