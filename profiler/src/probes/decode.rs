@@ -1,8 +1,6 @@
 //! From the bytes of a kernel record to an [`Event`]. A pure function; the bytes are not trusted: a record that
 //! is short, long or of an unknown kind is an error, never a panic.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
 use profiler_common::call::ApiArgument;
 use profiler_common::record::{
     DNS_CAPTURE, LIFE_EXEC, LIFE_EXIT, LIFE_FORK, LIFE_THREAD, RecordKind, STACK_FRAMES, STACK_SNIPPET,
@@ -13,8 +11,9 @@ use thiserror::Error;
 
 use super::event::{Event, RawStack, Registers};
 use super::fields::Fields;
+use super::socket::{decode_socket, raw_ip, sockaddr_ip};
 use crate::trace::record::{
-    ApiCall, Direction, DnsMessage, Ends, Handshake, Life, LifeEvent, Retransmit, Socket, Wait, WaitFlags,
+    ApiCall, Direction, DnsMessage, Handshake, Life, LifeEvent, Retransmit, Wait, WaitFlags,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -55,7 +54,7 @@ fn wait(fields: &mut Fields<'_>, short: DecodeError) -> Result<Event, DecodeErro
         return Err(DecodeError::Value { what: "number of sockets", value: nsocks.into() });
     }
     for _ in 0..nsocks {
-        wait.sockets.push(socket(fields).ok_or(short)?);
+        wait.sockets.push(decode_socket(fields).ok_or(short)?);
     }
     Ok(Event::Wait(wait, regs))
 }
@@ -125,7 +124,7 @@ fn dns_head(fields: &mut Fields<'_>) -> Result<Option<(DnsMessage, u16)>, Decode
     let mut read = || {
         Some((
             (fields.u64()?, fields.u32()?, fields.u32()?, fields.i64()?, fields.u64()?),
-            (fields.u32()?, fields.u16()?, fields.u16()?, socket(fields)?),
+            (fields.u32()?, fields.u16()?, fields.u16()?, decode_socket(fields)?),
         ))
     };
     let Some(((time_ns, pid, tid, ret, api_start_ns), (api, direction, captured, socket))) = read() else {
@@ -168,7 +167,7 @@ fn api(fields: &mut Fields<'_>) -> Option<Event> {
 }
 
 /// Decodes a handshake from where its header ends.
-pub(super) fn handshake(fields: &mut Fields<'_>) -> Option<Handshake> {
+fn handshake(fields: &mut Fields<'_>) -> Option<Handshake> {
     let start_ns = fields.u64()?;
     let end_ns = fields.u64()?.max(start_ns);
     let pid = fields.u32()?;
@@ -178,7 +177,7 @@ pub(super) fn handshake(fields: &mut Fields<'_>) -> Option<Handshake> {
     fields.u16()?;
     let syn_retransmits = fields.u32()?;
     fields.u32()?;
-    let socket = socket(fields)?;
+    let socket = decode_socket(fields)?;
     let (began_earlier, in_flight) = (flags.began_earlier, flags.in_flight);
     Some(Handshake { start_ns, end_ns, pid, tid, error, began_earlier, in_flight, syn_retransmits, socket })
 }
@@ -187,7 +186,7 @@ fn retransmit(fields: &mut Fields<'_>) -> Option<Event> {
     let time_ns = fields.u64()?;
     let pid = fields.u32()?;
     fields.u32()?;
-    Some(Event::Retransmit(Retransmit { time_ns, pid, socket: socket(fields)? }))
+    Some(Event::Retransmit(Retransmit { time_ns, pid, socket: decode_socket(fields)? }))
 }
 
 fn life(fields: &mut Fields<'_>, short: DecodeError) -> Result<Event, DecodeError> {
@@ -223,75 +222,6 @@ fn stack(fields: &mut Fields<'_>, short: DecodeError) -> Result<Event, DecodeErr
     Ok(Event::Stack(RawStack { id, kernel: space == 1, pid, tid, frames, regs, snippet }))
 }
 
-/// Decodes a `SockRecord`.
-pub(super) fn socket(fields: &mut Fields<'_>) -> Option<Socket> {
-    let ino = fields.u64()?;
-    let fd = fields.i32()?;
-    let family = fields.u16()?;
-    let kind = fields.u8()?;
-    let state = fields.u8()?;
-    let local_port = fields.u16()?;
-    let peer_port = fields.u16()?;
-    let events = fields.u16()?;
-    let revents = fields.u16()?;
-    let addr: &[u8; 40] = fields.bytes(40)?.try_into().ok()?;
-    let ends = match i32::from(family) {
-        libc::AF_INET => Ends::Inet {
-            local: SocketAddr::new(v4(addr, 0)?, local_port),
-            peer: SocketAddr::new(v4(addr, 16)?, peer_port),
-        },
-        libc::AF_INET6 => Ends::Inet {
-            local: SocketAddr::new(v6(addr, 0)?, local_port),
-            peer: SocketAddr::new(v6(addr, 16)?, peer_port),
-        },
-        libc::AF_UNIX => Ends::Unix { path: unix_path(addr) },
-        _ => Ends::Other { family },
-    };
-    Some(Socket { ino, fd, kind, state, ends, events, revents })
-}
-
-fn v4(addr: &[u8], at: usize) -> Option<IpAddr> {
-    let octets: [u8; 4] = addr.get(at..at + 4)?.try_into().ok()?;
-    Some(Ipv4Addr::from(octets).into())
-}
-
-/// A mapped IPv4 address is shown as the IPv4 address that is meant.
-fn v6(addr: &[u8], at: usize) -> Option<IpAddr> {
-    let octets: [u8; 16] = addr.get(at..at + 16)?.try_into().ok()?;
-    Some(IpAddr::from(Ipv6Addr::from(octets)).to_canonical())
-}
-
-fn unix_path(addr: &[u8; 40]) -> String {
-    let text = |bytes: &[u8]| {
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
-    };
-    match addr {
-        [0, abstract_name @ ..] => {
-            let name = text(abstract_name);
-            if name.is_empty() { name } else { format!("@{name}") }
-        }
-        path => text(path),
-    }
-}
-
-fn sockaddr_ip(raw: &[u8]) -> Option<IpAddr> {
-    let family = u16::from_ne_bytes(raw.get(..2)?.try_into().ok()?);
-    match i32::from(family) {
-        libc::AF_INET => v4(raw, 4),
-        libc::AF_INET6 => v6(raw, 8),
-        _ => None,
-    }
-}
-
-fn raw_ip(raw: &[u8]) -> Option<IpAddr> {
-    match raw.len() {
-        4 => v4(raw, 0),
-        16 => v6(raw, 0),
-        _ => None,
-    }
-}
-
 fn api_of(number: u32) -> Api {
     u16::try_from(number).map_or(Api::None, Api::from_u16)
 }
@@ -306,6 +236,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::trace::record::Ends;
 
     /// The bytes of a record as the kernel would write them.
     fn bytes<T: Copy>(record: &T) -> Vec<u8> {
@@ -526,32 +457,6 @@ mod tests {
         assert!(!stack.kernel);
         whole.truncate(whole.len() - 1);
         assert!(matches!(decode(&whole), Err(DecodeError::Length { .. })));
-    }
-
-    #[test]
-    fn unix_paths_are_shown_as_tools_show_them() {
-        let path = |bytes: &[u8]| {
-            let mut addr = [0; 40];
-            addr[..bytes.len()].copy_from_slice(bytes);
-            unix_path(&addr)
-        };
-        assert_eq!(path(b"/run/nscd/socket"), "/run/nscd/socket");
-        assert_eq!(path(b"\0service"), "@service");
-        assert_eq!(path(b""), "");
-        assert_eq!(path(&[b'a'; 40]), "a".repeat(40));
-    }
-
-    #[test]
-    fn a_mapped_address_is_shown_as_the_one_it_means() {
-        let mut record = sock();
-        record.family = 10;
-        record.addr = [0; 40];
-        record.addr[26..28].copy_from_slice(&[0xff, 0xff]);
-        record.addr[28..32].copy_from_slice(&[10, 0, 0, 1]);
-        let raw = bytes(&record);
-        let socket = socket(&mut Fields::new(&raw)).unwrap();
-        let Ends::Inet { peer, .. } = socket.ends else { panic!("no address") };
-        assert_eq!(peer, "10.0.0.1:53".parse().unwrap());
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod fields;
 mod iterate;
 mod load;
 mod restart;
+mod socket;
 mod tables;
 
 use std::collections::HashSet;
