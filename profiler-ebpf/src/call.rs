@@ -181,7 +181,8 @@ fn fold(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<
     let receive = RECEIVE.has(call);
     if receive || SEND.has(call) {
         if back.error == EAGAIN {
-            if thread.flags & u32::from(WAIT_SLEPT) != 0 {
+            // A time-out is no look. An empty error queue is not what anybody waits for.
+            if thread.flags & u32::from(WAIT_SLEPT) != 0 || dns::reads_errors(thread) {
                 return false;
             }
             let regs = UserRegs::from(back.regs);

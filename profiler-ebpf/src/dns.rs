@@ -94,18 +94,30 @@ fn names_peer(thread: &Thread) -> bool {
     }
 }
 
+/// `MSG_*` of a receiving call, 0 for others.
+#[inline(always)]
+fn receive_flags(thread: &Thread) -> u32 {
+    if thread.call == Call::Recvfrom as u32 || thread.call == Call::Recvmmsg as u32 {
+        thread.args[3] as u32
+    } else if thread.call == Call::Recvmsg as u32 {
+        thread.args[2] as u32
+    } else {
+        0
+    }
+}
+
+/// Whether the call looks for errors only, not for data.
+#[inline(always)]
+pub fn reads_errors(thread: &Thread) -> bool {
+    receive_flags(thread) & MSG_ERRQUEUE != 0
+}
+
 #[inline(never)]
 fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
     let Ended { ret, now_ns, sp } = *ended;
     let call = thread.call;
     let args = thread.args;
-    let flags = if call == Call::Recvfrom as u32 || call == Call::Recvmmsg as u32 {
-        args[3] as u32
-    } else if call == Call::Recvmsg as u32 {
-        args[2] as u32
-    } else {
-        0
-    };
+    let flags = receive_flags(thread);
     if flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
         return 0;
     }
