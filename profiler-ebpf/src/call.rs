@@ -9,7 +9,7 @@ use profiler_common::Call;
 use profiler_common::call::RESTART_CALL;
 use profiler_common::record::WAIT_SLEPT;
 
-use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, RECEIVE, SEND};
+use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, POLL, RECEIVE, SEND};
 use crate::mem::user_bytes;
 use crate::regs::{Regs, UserRegs};
 use crate::socket::AF_UNIX;
@@ -181,7 +181,8 @@ fn fold(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<
     let receive = RECEIVE.has(call);
     if receive || SEND.has(call) {
         if back.error == EAGAIN {
-            if thread.flags & u32::from(WAIT_SLEPT) != 0 {
+            // A time-out is no look. An empty error queue is not what anybody waits for.
+            if thread.flags & u32::from(WAIT_SLEPT) != 0 || dns::reads_errors(thread) {
                 return false;
             }
             let regs = UserRegs::from(back.regs);
@@ -200,6 +201,9 @@ fn fold(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<
             let ended = dns::Ended { ret: back.ret, now_ns: back.now_ns, sp: back.regs.sp() };
             dns::messages(thread, tid, &ended);
         }
+    } else if POLL.has(call) {
+        let ended = dns::Ended { ret: back.ret, now_ns: back.now_ns, sp: back.regs.sp() };
+        dns::poll_errors(thread, tid, &ended);
     } else if call == Call::Close as u32 && thread.open_nonblocking > 0 {
         nonblocking::progress(thread, &nonblocking::key(tid, fd, true), back.now_ns, back.ret);
         nonblocking::progress(thread, &nonblocking::key(tid, fd, false), back.now_ns, back.ret);

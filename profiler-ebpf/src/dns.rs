@@ -16,6 +16,9 @@ const PORT: u16 = 53;
 const MESSAGES: u32 = 4;
 /// Pieces of one message; with TCP there are two.
 const PIECES: u64 = 4;
+/// Descriptors in the poll set of a resolver.
+const POLLED: u32 = 4;
+const POLLERR: u16 = 8;
 const MSG_PEEK: u32 = 2;
 const MSG_ERRQUEUE: u32 = 0x2000;
 
@@ -31,6 +34,9 @@ struct DnsBuffer {
 #[repr(C)]
 struct Message {
     file: u64,
+    fd: u32,
+    /// 1 received, 0 sent.
+    receive: u32,
     /// An array of `iovec`, or the bytes themselves where `pieces` is 0.
     base: u64,
     pieces: u64,
@@ -94,25 +100,102 @@ fn names_peer(thread: &Thread) -> bool {
     }
 }
 
+/// What the loop over a poll set works on.
+#[repr(C)]
+struct Errors {
+    thread: *mut Thread,
+    array: u64,
+    count: u64,
+    now_ns: u64,
+    sp: u64,
+    tid: u32,
+    reserved: u32,
+}
+
+/// glibc's resolver never asks a socket for its error: that `poll` shows one is all that is heard of a refusal. Looks at
+/// sets of the size that resolvers use.
+#[inline(always)]
+pub fn poll_errors(thread: &mut Thread, tid: u32, ended: &Ended) {
+    let (array, count) = (thread.args[0], thread.args[1]);
+    if ended.ret > 0 && count <= u64::from(POLLED) {
+        let mut errors =
+            Errors { thread, array, count, now_ns: ended.now_ns, sp: ended.sp, tid, reserved: 0 };
+        repeat(POLLED, error_step, &mut errors);
+    }
+}
+
+#[inline(never)]
+unsafe extern "C" fn error_step(index: u32, errors: *mut Errors) -> i64 {
+    // SAFETY: `repeat` passes what it was given; the thread's entry is in a map.
+    let (errors, thread) = unsafe { (&*errors, &mut *(*errors).thread) };
+    if u64::from(index) >= errors.count {
+        return DONE;
+    }
+    // fd, events, revents
+    let entry: u64 = Current.read(errors.array + u64::from(index) * 8).unwrap_or(0);
+    if (entry >> 48) as u16 & POLLERR == 0 {
+        return ON;
+    }
+    let fd = entry as u32;
+    let file = own_file(fd);
+    if file == 0 || !is_socket(file) {
+        return ON;
+    }
+    let sock = sock_of(file);
+    let error: u32 = member(sock, offset!(sock_err));
+    if error == 0 || u16::from_be(member(sock, offset!(sock_dport))) != PORT {
+        return ON;
+    }
+    let message = Message {
+        file,
+        fd,
+        receive: 1,
+        base: 0,
+        pieces: 0,
+        len: 0,
+        name: 0,
+        ret: -i64::from(error),
+        now_ns: errors.now_ns,
+        sp: errors.sp,
+    };
+    record_one(thread, errors.tid, &message);
+    ON
+}
+
+/// `MSG_*` of a receiving call, 0 for others.
+#[inline(always)]
+fn receive_flags(thread: &Thread) -> u32 {
+    if thread.call == Call::Recvfrom as u32 || thread.call == Call::Recvmmsg as u32 {
+        thread.args[3] as u32
+    } else if thread.call == Call::Recvmsg as u32 {
+        thread.args[2] as u32
+    } else {
+        0
+    }
+}
+
+/// Whether the call looks for errors only, not for data.
+#[inline(always)]
+pub fn reads_errors(thread: &Thread) -> bool {
+    receive_flags(thread) & MSG_ERRQUEUE != 0
+}
+
 #[inline(never)]
 fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
     let Ended { ret, now_ns, sp } = *ended;
     let call = thread.call;
     let args = thread.args;
-    let flags = if call == Call::Recvfrom as u32 || call == Call::Recvmmsg as u32 {
-        args[3] as u32
-    } else if call == Call::Recvmsg as u32 {
-        args[2] as u32
-    } else {
-        0
-    };
+    let flags = receive_flags(thread);
     if flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
         return 0;
     }
     if call == Call::Sendmmsg as u32 || call == Call::Recvmmsg as u32 {
         return record_many(thread, tid, file, ended);
     }
-    let mut message = Message { file, base: args[1], pieces: 0, len: 0, name: 0, ret, now_ns, sp };
+    let receive = u32::from(RECEIVE.has(call));
+    let fd = args[0] as u32;
+    let mut message =
+        Message { file, fd, receive, base: args[1], pieces: 0, len: 0, name: 0, ret, now_ns, sp };
     if call == Call::Sendmsg as u32 || call == Call::Recvmsg as u32 {
         let head: MessageHead = Current.read(args[1]).unwrap_or_default();
         message.base = head.pieces;
@@ -163,6 +246,8 @@ unsafe extern "C" fn many_step(index: u32, many: *mut Many) -> i64 {
     let len: u32 = Current.read(at + MMSGHDR_LEN).unwrap_or(0);
     let message = Message {
         file: many.file,
+        fd: thread.args[0] as u32,
+        receive: u32::from(RECEIVE.has(thread.call)),
         base: head.pieces,
         pieces: head.piece_count,
         len: if failed { DNS_CAPTURE as u64 } else { u64::from(len) },
@@ -177,14 +262,14 @@ unsafe extern "C" fn many_step(index: u32, many: *mut Many) -> i64 {
 
 #[inline(never)]
 fn record_one(thread: &mut Thread, tid: u32, message: &Message) -> u32 {
-    let receive = RECEIVE.has(thread.call);
+    let receive = message.receive != 0;
     let Some(mut entry) = maps::EVENTS.reserve::<DnsBuffer>(0) else {
         emit::lost(Loss::DnsRing);
         return 0;
     };
     // SAFETY: every field is written below, the data only as far as `captured` says.
     let buffer = unsafe { &mut *entry.as_mut_ptr() };
-    describe(message.file, thread.args[0] as u32, &raw mut buffer.record.sock);
+    describe(message.file, message.fd, &raw mut buffer.record.sock);
     let named = address(message.name);
     if buffer.record.sock.peer_port != PORT {
         if named.port != PORT {

@@ -45,6 +45,9 @@ pub(crate) use error::one_line;
 use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
 use event::Event;
 
+/// Rounds of 4096 records that empty the largest buffer of the smallest records.
+const MOST_DRAINS: usize = 128;
+
 /// How to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeOptions {
@@ -198,6 +201,8 @@ impl ProbeSet {
 
     /// Hands out at most `max_records` events that wait in the ring buffer; never blocks. Returns the number of
     /// records taken, which is below `max_records` when the buffer is empty.
+    ///
+    /// A stack comes before the first wait that refers to it, and may come again later.
     pub fn drain(&mut self, max_records: usize, sink: &mut dyn FnMut(Event)) -> usize {
         let mut taken = 0;
         while taken < max_records {
@@ -235,7 +240,12 @@ impl ProbeSet {
         self.detach();
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, None, sink);
         tables::take_handshakes(&mut self.handshakes, sink);
-        while self.drain(4096, sink) > 0 {}
+        // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
+        for _ in 0..MOST_DRAINS {
+            if self.drain(4096, sink) == 0 {
+                break;
+            }
+        }
         listed.map_err(|reason| ProbeError::Snapshot { reason })
     }
 
