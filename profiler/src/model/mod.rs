@@ -8,6 +8,7 @@ use crate::trace::record::{
 };
 
 pub mod cause;
+pub mod dns;
 pub mod intern;
 pub mod socket;
 pub mod thread;
