@@ -1,7 +1,8 @@
 //! DNS as it was seen on the target's sockets: messages decoded ([`message`]), TCP streams put together
 //! again ([`stream`]), queries matched with their answers ([`exchange`]).
 
-// pub mod exchange;
+pub mod exchange;
+pub mod lookup;
 pub mod message;
 pub mod name;
 pub mod stream;

@@ -12,13 +12,6 @@ const STREAMS: usize = 1024;
 /// A length below that of a header cannot be a message.
 const HEADER: usize = 12;
 
-/// One message of a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamMessage {
-    /// `None` where no header could be read.
-    pub message: Option<Message>,
-}
-
 /// A stream in one direction.
 #[derive(Clone, Debug, Default)]
 struct Stream {
@@ -55,8 +48,8 @@ pub struct Streams {
 
 impl Streams {
     /// Takes the next `length` bytes of a stream, of which the first are captured in `data`, and returns the
-    /// messages that are complete with them.
-    pub fn push(&mut self, key: StreamKey, time_ns: u64, data: &[u8], length: usize) -> Vec<StreamMessage> {
+    /// messages that are complete with them; `None` for one without even a header.
+    pub fn push(&mut self, key: StreamKey, time_ns: u64, data: &[u8], length: usize) -> Vec<Option<Message>> {
         if !self.streams.contains_key(&key) && self.streams.len() >= STREAMS {
             self.drop_oldest();
         }
@@ -74,7 +67,7 @@ impl Streams {
 }
 
 impl Stream {
-    fn push(&mut self, captured: &[u8], length: usize) -> Vec<StreamMessage> {
+    fn push(&mut self, captured: &[u8], length: usize) -> Vec<Option<Message>> {
         let mut done = Vec::new();
         let mut data = captured;
         let mut unseen = length.saturating_sub(captured.len());
@@ -91,7 +84,7 @@ impl Stream {
     }
 
     /// Takes some of the captured bytes and returns the rest.
-    fn step<'a>(&mut self, data: &'a [u8], done: &mut Vec<StreamMessage>) -> &'a [u8] {
+    fn step<'a>(&mut self, data: &'a [u8], done: &mut Vec<Option<Message>>) -> &'a [u8] {
         let Some((first, rest)) = data.split_first() else { return data };
         match std::mem::take(&mut self.state) {
             State::Lost => {
@@ -121,7 +114,7 @@ impl Stream {
     }
 
     /// Lets uncaptured bytes go by and returns how many are left.
-    fn skip(&mut self, unseen: usize, done: &mut Vec<StreamMessage>) -> usize {
+    fn skip(&mut self, unseen: usize, done: &mut Vec<Option<Message>>) -> usize {
         if let State::Inside { length, passed, .. } = &mut self.state {
             let taken = unseen.min(length.saturating_sub(*passed));
             *passed += taken;
@@ -133,11 +126,11 @@ impl Stream {
     }
 
     /// Hands out the message when all its bytes went by.
-    fn finish(&mut self, done: &mut Vec<StreamMessage>) {
+    fn finish(&mut self, done: &mut Vec<Option<Message>>) {
         if let State::Inside { length, passed, head } = &self.state
             && passed >= length
         {
-            done.push(StreamMessage { message: Message::decode(head, *length) });
+            done.push(Message::decode(head, *length));
             self.state = State::Between;
         }
     }
@@ -168,8 +161,8 @@ mod tests {
         bytes
     }
 
-    fn ids(messages: &[StreamMessage]) -> Vec<u16> {
-        messages.iter().filter_map(|found| found.message.as_ref().map(|message| message.id)).collect()
+    fn ids(messages: &[Option<Message>]) -> Vec<u16> {
+        messages.iter().flatten().map(|message| message.id).collect()
     }
 
     fn large(id: u16) -> Vec<u8> {
@@ -201,7 +194,7 @@ mod tests {
         assert!(streams.push(KEY, 0, &bytes[..100], 600).is_empty());
         let done = streams.push(KEY, 1, &bytes[600..], bytes.len() - 600);
         assert_eq!(ids(&done), [5]);
-        assert!(!done[0].message.as_ref().unwrap().malformed, "a gap is no fault of the message");
+        assert!(!done[0].as_ref().unwrap().malformed, "a gap is no fault of the message");
         let next = framed(&query(6, "node01.", RecordType::A));
         assert_eq!(ids(&streams.push(KEY, 2, &next, next.len())), [6]);
     }
@@ -231,7 +224,7 @@ mod tests {
     #[test]
     fn an_empty_message_has_no_header() {
         let mut streams = Streams::default();
-        assert_eq!(streams.push(KEY, 0, &[0, 0], 2), [StreamMessage { message: None }]);
+        assert_eq!(streams.push(KEY, 0, &[0, 0], 2), [None]);
     }
 
     #[test]
