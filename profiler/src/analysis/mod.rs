@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+pub mod dns;
 pub mod dns_wait;
 pub mod report;
 pub mod stall;

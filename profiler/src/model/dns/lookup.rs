@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::exchange::Query;
 use super::message::Question;
+use super::query::Query;
 use crate::trace::record::{Direction, DnsMessage};
 
 /// A question that is repeated under a new id within this time continues the lookup: no resolver waits

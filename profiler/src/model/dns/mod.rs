@@ -5,6 +5,7 @@ pub mod exchange;
 pub mod lookup;
 pub mod message;
 pub mod name;
+pub mod query;
 pub mod stream;
 
 /// Port of the servers that are watched.

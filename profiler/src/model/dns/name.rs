@@ -1,5 +1,7 @@
 //! Domain names as text.
 
+use std::fmt::Write;
+
 use hickory_proto::rr::Name;
 
 /// The name in the presentation form of RFC 1035 5.1 (and RFC 4343 2.1), without the dot at its end: what
@@ -7,7 +9,7 @@ use hickory_proto::rr::Name;
 /// So nothing that a packet holds can steer a terminal. The root is `.`.
 pub fn present(name: &Name) -> String {
     let mut text = String::with_capacity(name.len());
-    for label in name.iter() {
+    for label in name {
         if !text.is_empty() {
             text.push('.');
         }
@@ -28,7 +30,9 @@ fn present_byte(byte: u8, text: &mut String) {
             text.push(char::from(byte));
         }
         0x21..=0x7e => text.push(char::from(byte)),
-        _ => text.push_str(&format!("\\{byte:03}")),
+        _ => {
+            let _ = write!(text, "\\{byte:03}");
+        }
     }
 }
 
@@ -39,7 +43,7 @@ pub fn present_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(LONGEST));
     for character in text.chars().take(LONGEST) {
         if character.is_control() || is_format(character) {
-            shown.push_str(&format!("\\u{{{:x}}}", u32::from(character)));
+            let _ = write!(shown, "\\u{{{:x}}}", u32::from(character));
         } else {
             shown.push(character);
         }
