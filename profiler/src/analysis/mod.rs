@@ -2,10 +2,34 @@
 
 use std::collections::HashMap;
 
+use self::context::Context;
+use self::partition::ThreadPartition;
+use self::report::{Report, SCHEMA, TraceState};
+use crate::model::Model;
+use crate::model::topology::Topology;
+use crate::trace::record::Record;
+
+pub mod classify;
+pub mod connects;
+pub mod context;
+pub mod distribution;
 pub mod dns;
 pub mod dns_wait;
+pub mod hops;
+pub mod partition;
 pub mod report;
+pub mod sections;
+pub mod sockets;
 pub mod stall;
+pub mod stalls;
+pub mod thread_rows;
+
+/// What the analysis needs besides the trace.
+#[derive(Clone, Debug, Default)]
+pub struct AnalysisOptions {
+    /// Without it racks and relations beyond the same host are unknown.
+    pub topology: Option<Topology>,
+}
 
 /// Everything that a view needs.
 #[derive(Clone, Debug, Default)]
@@ -19,4 +43,58 @@ pub struct Analysis {
     pub processes: HashMap<u32, String>,
     /// Thread names by tid.
     pub threads: HashMap<u32, String>,
+}
+
+/// Analyses a trace. `state` is what the reader said of the file.
+pub fn analyse(
+    records: impl Iterator<Item = Record>,
+    state: TraceState,
+    options: &AnalysisOptions,
+) -> Analysis {
+    analyse_model(Model::from_records(records), state, options)
+}
+
+/// Analyses what a trace says.
+pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions) -> Analysis {
+    let context = Context::new(&model);
+    let partitions: Vec<ThreadPartition> =
+        model.threads.iter().map(|track| partition::partition(&context, track)).collect();
+    let connects = connects::Connects::new(&model);
+    let dns_waits = stalls::dns_waits(&model, &partitions);
+
+    // HOOK dns: rows from `model.dns_messages`, `model.api_calls` and `dns_waits`, and a label for each of
+    // `dns_waits`, in their order.
+    let dns_rows = Vec::new();
+    let dns_labels: Vec<String> = Vec::new();
+    let _ = &dns_waits;
+
+    let threads = thread_rows::thread_rows(&model, &partitions);
+    let report = Report {
+        schema: SCHEMA.to_owned(),
+        trace: state,
+        host: sections::host(&model),
+        target: sections::target(&model),
+        environment: sections::environment(&model),
+        coverage: sections::coverage(&model),
+        totals: thread_rows::totals(&threads),
+        causes: thread_rows::cause_rows(&model, &partitions, &threads),
+        threads,
+        dns: dns_rows,
+        connects: connects.rows(&model, &partitions),
+        sockets: sockets::socket_rows(&model, &partitions),
+        hops: hops::hop_rows(&model, options.topology.as_ref()),
+        clock: sections::clock(),
+        ..Report::default()
+    };
+    let stalls = stalls::stalls(&model, &partitions, &connects, dns_labels);
+
+    // HOOK findings: `report.findings = findings::find(&report, &model)`; `report` becomes mutable.
+
+    Analysis {
+        report,
+        stalls,
+        processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
+        stacks: model.stacks,
+        threads: model.thread_names,
+    }
 }

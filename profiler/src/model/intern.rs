@@ -35,6 +35,11 @@ impl Interner {
         NameId(next)
     }
 
+    /// The number of a string that was interned before.
+    pub fn find(&self, name: &str) -> Option<NameId> {
+        self.ids.get(name).copied()
+    }
+
     /// The string with this number, empty for a number that was never given.
     pub fn name(&self, id: NameId) -> &str {
         self.names.get(id.0 as usize).map_or("", |name| name)

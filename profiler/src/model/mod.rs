@@ -2,16 +2,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use self::thread::{Interval, ThreadTrack};
+use self::wait::WaitSpan;
 use crate::trace::record::{
     ApiCall, CallCount, Clock, Coverage, DnsMessage, Environment, Handshake, Host, Process, Retransmit,
     SocketSample, Stack, Window,
 };
 
+pub mod build;
 pub mod cause;
 pub mod dns;
 pub mod intern;
 pub mod socket;
 pub mod thread;
+pub mod topology;
 pub mod wait;
 
 /// Everything that a trace says, sorted and without contradictions. Made by [`Model::from_records`].
@@ -50,4 +54,23 @@ pub struct Model {
     pub sets: wait::SetTable,
     /// Names of peers.
     pub names: intern::Interner,
+}
+
+impl Model {
+    /// The recording window as an interval.
+    pub fn whole(&self) -> Interval {
+        Interval { start_ns: self.window.start_ns, end_ns: self.window.end_ns }
+    }
+
+    /// Whether `part` of `wait` reaches to the wait's end and that end was not seen in the recording.
+    pub fn is_in_flight(&self, track: &ThreadTrack, wait: &WaitSpan, part: Interval) -> bool {
+        let unended = wait.flags.in_flight || wait.end_ns > self.window.end_ns;
+        unended && part.end_ns >= wait.end_ns.min(track.presence.end_ns)
+    }
+
+    /// Whether `part` of `wait` begins with the wait and that began before the recording.
+    pub fn began_earlier(&self, track: &ThreadTrack, wait: &WaitSpan, part: Interval) -> bool {
+        let earlier = wait.flags.began_earlier || wait.start_ns < self.window.start_ns;
+        earlier && part.start_ns <= wait.start_ns.max(track.presence.start_ns)
+    }
 }

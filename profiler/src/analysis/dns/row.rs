@@ -310,35 +310,9 @@ impl RowParts {
     }
 
     fn finish(mut self) -> DnsRow {
-        self.row.latency = distribution(self.latencies);
+        self.row.latency = Distribution::of(self.latencies);
         self.row.lookups = self.lookups.len() as u64;
         self.row.in_flight = self.in_flight.len() as u64;
         self.row
-    }
-}
-
-/// Quantiles by nearest rank.
-fn distribution(mut values: Vec<u64>) -> Distribution {
-    values.sort_unstable();
-    let (Some(min_ns), Some(max_ns)) = (values.first().copied(), values.last().copied()) else {
-        return Distribution::default();
-    };
-    let quantile = |percent: usize| {
-        let rank = (values.len() * percent).div_ceil(100).max(1);
-        values.get(rank - 1).copied().unwrap_or(max_ns)
-    };
-    let sum = values.iter().map(|value| u128::from(*value)).sum::<u128>();
-    let mean = sum as f64 / values.len() as f64;
-    let variance =
-        values.iter().map(|value| (*value as f64 - mean).powi(2)).sum::<f64>() / values.len() as f64;
-    Distribution {
-        count: values.len() as u64,
-        min_ns,
-        p50_ns: quantile(50),
-        p90_ns: quantile(90),
-        p99_ns: quantile(99),
-        max_ns,
-        sum_ns: u64::try_from(sum).unwrap_or(u64::MAX),
-        stddev_ns: variance.sqrt() as u64,
     }
 }

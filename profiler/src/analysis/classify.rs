@@ -1,0 +1,202 @@
+//! What one wait is: a stall on one or several peers, idle time, or another wait.
+//!
+//! - Idle: `accept`; a poll set that holds a listening socket, only descriptors that are no sockets, or
+//!   nothing; sleeping; `futex` with a bit set, which is what condition variables use.
+//! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
+//!   unconnected UDP socket over which a query was sent or inside a resolver function.
+//! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
+//! - `sock.recv`, `sock.send`: a wait on a connected peer. From the first retransmission within the wait to
+//!   its end it is `tcp.retransmit`: what came before was an ordinary wait, and what the wait would have been
+//!   without the loss is not known.
+//! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
+//! - Other waits, no stalls: unix sockets, netlink, pipes, other `futex` operations.
+//!
+//! All peers of one wait share it equally, also where only one of them became ready: the thread waited for
+//! any. A set that mixes peers with pipes and unix sockets is shared among the peers.
+
+use profiler_common::Call;
+
+use super::context::Context;
+use crate::model::cause::Cause;
+use crate::model::intern::NameId;
+use crate::model::socket::{SocketClass, SocketId, SocketInfo, Transport, state};
+use crate::model::wait::{Awaited, Interest, WaitSpan, is_poll};
+
+/// What a wait as a whole is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Neither stall nor idle.
+    Other,
+    Idle,
+    /// Waits for the slots that were filled in, at least one.
+    Stall,
+}
+
+/// An equal share of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    pub socket: SocketId,
+    pub peer: NameId,
+    pub interest: Interest,
+    /// Before this time the share is `tcp.connect`.
+    pub connected_ns: u64,
+    /// From this time on it is `tcp.retransmit`.
+    pub retransmit_ns: u64,
+    /// Between the two.
+    pub base: Cause,
+}
+
+impl Slot {
+    fn new(awaited: Awaited, peer: NameId, base: Cause) -> Slot {
+        Slot {
+            socket: awaited.socket,
+            peer,
+            interest: awaited.interest,
+            connected_ns: 0,
+            retransmit_ns: u64::MAX,
+            base,
+        }
+    }
+
+    pub fn cause_at(&self, time_ns: u64) -> Cause {
+        if time_ns < self.connected_ns {
+            Cause::TcpConnect
+        } else if time_ns >= self.retransmit_ns {
+            Cause::TcpRetransmit
+        } else {
+            self.base
+        }
+    }
+}
+
+const FUTEX_COMMAND: i32 = 0x7f;
+const FUTEX_WAIT_BITSET: i32 = 9;
+
+/// Says what `wait` is and fills `slots` if it is a stall.
+pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
+    slots.clear();
+    match wait.call {
+        Call::Accept | Call::Accept4 | Call::Nanosleep | Call::ClockNanosleep => Verdict::Idle,
+        Call::Futex if wait.arg & FUTEX_COMMAND == FUTEX_WAIT_BITSET => Verdict::Idle,
+        Call::Futex | Call::None => Verdict::Other,
+        Call::Connect if is_still_under_way(wait.ret) => Verdict::Other,
+        call if is_poll(call) => classify_poll(context, wait, slots),
+        _ => classify_call(context, wait, slots),
+    }
+}
+
+/// A `connect` that returned without an outcome did not wait for one.
+pub fn is_still_under_way(ret: i32) -> bool {
+    [libc::EINPROGRESS, libc::EALREADY, libc::EAGAIN, libc::EISCONN].contains(&ret.saturating_neg())
+}
+
+fn classify_poll(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
+    let set = context.model.sets.get(wait.set);
+    let class = |awaited: &Awaited| context.model.sockets.get(awaited.socket).map(|info| info.class);
+    let listens = |awaited: &Awaited| {
+        awaited.state == state::LISTEN
+            && matches!(class(awaited), Some(SocketClass::Inet | SocketClass::Unix))
+    };
+    if set.iter().any(listens) {
+        return Verdict::Idle;
+    }
+    if fill(context, wait, set, slots) {
+        return Verdict::Stall;
+    }
+    let all_known = set.len() >= usize::from(wait.set_size);
+    let work = set.iter().all(|awaited| class(awaited) == Some(SocketClass::NotASocket));
+    if all_known && work && wait.call != Call::IoUringEnter { Verdict::Idle } else { Verdict::Other }
+}
+
+fn classify_call(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
+    let set = context.model.sets.get(wait.set);
+    if fill(context, wait, set, slots) { Verdict::Stall } else { Verdict::Other }
+}
+
+/// A slot for each peer of the set. Sockets without a known peer count only where there is no other.
+fn fill(context: &Context, wait: &WaitSpan, set: &[Awaited], slots: &mut Vec<Slot>) -> bool {
+    let mut has_peer = false;
+    for awaited in set {
+        let Some(info) = context.model.sockets.get(awaited.socket) else { continue };
+        let Some(slot) = slot_of(context, wait, *awaited, info) else { continue };
+        let known = slot.base != Cause::Other || wait.call == Call::Close;
+        if known && !has_peer {
+            slots.clear();
+            has_peer = true;
+        }
+        if known || !has_peer {
+            slots.push(slot);
+        }
+    }
+    !slots.is_empty()
+}
+
+/// What waiting on this descriptor is; `None` where it is no stall.
+fn slot_of(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {
+    match info.class {
+        SocketClass::UnixResolver => Some(Slot::new(awaited, info.name, Cause::DnsResolve)),
+        SocketClass::Inet => match info.transport {
+            Transport::Tcp => tcp_slot(context, wait, awaited, info),
+            Transport::Udp => udp_slot(context, wait, awaited, info),
+            Transport::Unix | Transport::Other => None,
+        },
+        SocketClass::NotASocket | SocketClass::Unix | SocketClass::OtherFamily => None,
+    }
+}
+
+fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {
+    let connecting =
+        context.connecting(info.ino, wait.start_ns, wait.end_ns.max(wait.start_ns.saturating_add(1)));
+    let peer = match connecting {
+        Some(connecting) if info.peer.is_none() => connecting.peer,
+        _ => info.name,
+    };
+    if wait.call == Call::Close {
+        return info.peer.is_some().then(|| Slot::new(awaited, peer, Cause::Other));
+    }
+    if info.is_dns_port() {
+        return Some(Slot::new(awaited, info.name, Cause::DnsResolve));
+    }
+    if wait.call == Call::Connect {
+        return Some(Slot::new(awaited, peer, Cause::TcpConnect));
+    }
+    let base = match awaited.interest {
+        _ if peer == NameId::default() => Cause::Other,
+        Interest::Read => Cause::SockRecv,
+        Interest::Write => Cause::SockSend,
+    };
+    let mut slot = Slot::new(awaited, peer, base);
+    // A socket becomes writable with the end of its handshake, so a poll for that has no other part; the
+    // rest of any other wait is for what comes after.
+    let until_writable = awaited.interest == Interest::Write && is_poll(wait.call);
+    match connecting {
+        Some(_) if until_writable => slot.base = Cause::TcpConnect,
+        Some(connecting) => slot.connected_ns = connecting.end_ns,
+        None if awaited.state == state::SYN_SENT => slot.base = Cause::TcpConnect,
+        None => {}
+    }
+    if slot.base != Cause::TcpConnect {
+        let from = wait.start_ns.max(slot.connected_ns);
+        slot.retransmit_ns = context.first_retransmit(info, from, wait.end_ns).unwrap_or(u64::MAX);
+    }
+    Some(slot)
+}
+
+fn udp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {
+    if wait.call == Call::Connect || wait.call == Call::Close {
+        // Neither waits for anyone.
+        return None;
+    }
+    if info.is_dns_port() {
+        return Some(Slot::new(awaited, info.name, Cause::DnsResolve));
+    }
+    if info.peer.is_none() {
+        let server = context.asked_server(info.ino, wait.start_ns, wait.end_ns);
+        if server.is_some() || wait.api != profiler_common::Api::None {
+            return Some(Slot::new(awaited, server.unwrap_or_default(), Cause::DnsResolve));
+        }
+        return Some(Slot::new(awaited, NameId::default(), Cause::Other));
+    }
+    let base = if awaited.interest == Interest::Write { Cause::SockSend } else { Cause::SockRecv };
+    Some(Slot::new(awaited, info.name, base))
+}

@@ -1,0 +1,281 @@
+//! TCP connection attempts: handshakes as the kernel saw them, and attempts that never came that far or
+//! whose beginning lies before the recording.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use nix::errno::Errno;
+use profiler_common::Call;
+
+use super::classify::is_still_under_way;
+use super::context::peer_name;
+use super::partition::{Piece, ThreadPartition};
+use super::report::{ConnectRow, Distribution};
+use crate::model::Model;
+use crate::model::cause::Cause;
+use crate::model::intern::NameId;
+use crate::model::socket::{SocketInfo, Transport, known_peer, plain_address, state, transport};
+use crate::model::thread::{Interval, ThreadTrack};
+use crate::model::wait::WaitSpan;
+use crate::trace::record::{Ends, Handshake};
+
+/// Attempts of one thread to one peer that are looked through for the one that a wait belongs to.
+const LOOK_BACK: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    Ok,
+    /// Closed by the program before there was an answer.
+    Aborted,
+    InFlight,
+    Errno(i32),
+}
+
+impl Outcome {
+    /// The `result` of a row.
+    fn name(self) -> String {
+        match self {
+            Outcome::Ok => "ok".to_owned(),
+            Outcome::Aborted => "aborted".to_owned(),
+            Outcome::InFlight => "in_flight".to_owned(),
+            Outcome::Errno(number) => match Errno::from_raw(number) {
+                Errno::UnknownErrno => format!("E{number}"),
+                errno => format!("{errno:?}"),
+            },
+        }
+    }
+
+    /// What the leaf of a flame graph says.
+    pub fn detail(self) -> String {
+        match self {
+            Outcome::Ok => String::new(),
+            Outcome::InFlight | Outcome::Errno(libc::ETIMEDOUT) => "SYN unanswered".to_owned(),
+            Outcome::Aborted => "SYN unanswered, given up".to_owned(),
+            Outcome::Errno(libc::ECONNREFUSED) => "refused".to_owned(),
+            Outcome::Errno(libc::EHOSTUNREACH | libc::ENETUNREACH) => "unreachable".to_owned(),
+            Outcome::Errno(_) => self.name(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Attempt {
+    pid: u32,
+    /// 0: unknown.
+    tid: u32,
+    /// 0: unknown.
+    ino: u64,
+    peer: NameId,
+    local: Option<SocketAddr>,
+    /// `end_ns` is `u64::MAX` in flight.
+    span: Interval,
+    outcome: Outcome,
+    syn_retransmits: u32,
+    began_earlier: bool,
+    /// From SYN to outcome, where the kernel told it.
+    handshake_ns: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Ino(u64),
+    Thread(u32, u32, NameId),
+}
+
+/// All attempts in the window, each once.
+#[derive(Debug, Default)]
+pub struct Connects {
+    attempts: Vec<Attempt>,
+    /// With the start and the index of the attempt.
+    index: BTreeSet<(Key, u64, usize)>,
+}
+
+impl Connects {
+    pub fn new(model: &Model) -> Connects {
+        let mut connects = Connects::default();
+        for handshake in &model.handshakes {
+            if let Some(attempt) = of_handshake(model, handshake) {
+                connects.add(attempt);
+            }
+        }
+        for track in &model.threads {
+            for wait in &track.waits {
+                connects.join_wait(model, track, wait);
+            }
+        }
+        connects
+    }
+
+    fn add(&mut self, attempt: Attempt) {
+        let next = self.attempts.len();
+        let start_ns = attempt.span.start_ns;
+        if attempt.ino != 0 {
+            self.index.insert((Key::Ino(attempt.ino), start_ns, next));
+        }
+        self.index.insert((Key::Thread(attempt.pid, attempt.tid, attempt.peer), start_ns, next));
+        self.attempts.push(attempt);
+    }
+
+    /// Finds the attempts that a wait is about among those that are known already, or adds them.
+    fn join_wait(&mut self, model: &Model, track: &ThreadTrack, wait: &WaitSpan) {
+        for awaited in model.sets.get(wait.set) {
+            let Some(info) = model.sockets.get(awaited.socket) else { continue };
+            let connects = wait.call == Call::Connect || awaited.state == state::SYN_SENT;
+            if info.transport != Transport::Tcp || !connects {
+                continue;
+            }
+            let span = Interval { start_ns: wait.start_ns, end_ns: wait.end_ns };
+            let found = self.find(track, info.ino, info.name, span);
+            if let Some(attempt) = found.and_then(|index| self.attempts.get_mut(index)) {
+                if attempt.tid == 0 {
+                    (attempt.pid, attempt.tid) = (track.pid, track.tid);
+                }
+            } else if let Some(attempt) = of_wait(model, track, wait, info) {
+                self.add(attempt);
+            }
+        }
+    }
+
+    /// The attempt on this socket (or, where one side does not know its socket, of this thread to this
+    /// peer) that was under way in `span`; the last of several.
+    fn find(&self, track: &ThreadTrack, ino: u64, peer: NameId, span: Interval) -> Option<usize> {
+        let by_ino = (ino != 0).then_some(Key::Ino(ino));
+        let by_thread = Some(Key::Thread(track.pid, track.tid, peer));
+        [by_ino, by_thread].into_iter().flatten().find_map(|key| {
+            let before = self.index.range((key, 0, 0)..=(key, span.end_ns, usize::MAX)).rev();
+            before.take(LOOK_BACK).map(|(_, _, index)| *index).find(|index| {
+                self.attempts.get(*index).is_some_and(|attempt| {
+                    let same = attempt.ino == ino || attempt.ino == 0 || ino == 0;
+                    same && attempt.span.end_ns >= span.start_ns
+                })
+            })
+        })
+    }
+
+    /// How the attempt ended that a `tcp.connect` stall waited for.
+    pub fn outcome(&self, model: &Model, track: &ThreadTrack, piece: &Piece) -> Outcome {
+        let ino = model.sockets.get(piece.socket).map_or(0, |info| info.ino);
+        self.find(track, ino, piece.peer, piece.span)
+            .and_then(|index| self.attempts.get(index))
+            .map_or(Outcome::InFlight, |attempt| attempt.outcome)
+    }
+
+    /// Rows by peer, result and thread, the largest first. A thread that waited for an attempt of another
+    /// thread has a row with a count of 0, so that the rows add up to `tcp.connect`.
+    pub fn rows(&self, model: &Model, partitions: &[ThreadPartition]) -> Vec<ConnectRow> {
+        let mut rows: BTreeMap<(NameId, Outcome, u32, u32), (ConnectRow, Vec<u64>)> = BTreeMap::new();
+        for attempt in &self.attempts {
+            let key = (attempt.peer, attempt.outcome, attempt.pid, attempt.tid);
+            let (row, handshakes) = rows.entry(key).or_default();
+            row.count += 1;
+            row.syn_retransmits += u64::from(attempt.syn_retransmits);
+            row.began_earlier |= attempt.began_earlier;
+            handshakes.extend(attempt.handshake_ns);
+            if let Some(local) = attempt.local.filter(|_| row.local.is_empty()) {
+                row.local = local.to_string();
+            }
+        }
+        for (track, partition) in model.threads.iter().zip(partitions) {
+            for piece in partition.pieces.iter().filter(|piece| piece.cause == Cause::TcpConnect) {
+                let key = (piece.peer, self.outcome(model, track, piece), track.pid, track.tid);
+                let (row, _) = rows.entry(key).or_default();
+                row.stalled_ns = row.stalled_ns.saturating_add(piece.weight_ns);
+            }
+        }
+        let mut rows: Vec<ConnectRow> = rows.into_iter().map(|(key, row)| finish(model, key, row)).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.stalled_ns));
+        rows
+    }
+}
+
+fn finish(
+    model: &Model,
+    (peer, outcome, pid, tid): (NameId, Outcome, u32, u32),
+    (row, handshakes): (ConnectRow, Vec<u64>),
+) -> ConnectRow {
+    let peer = model.names.name(peer).to_owned();
+    let family = match peer.as_bytes().first() {
+        None => "",
+        Some(b'[') => "inet6",
+        Some(_) => "inet",
+    };
+    ConnectRow {
+        peer,
+        family: family.to_owned(),
+        result: outcome.name(),
+        pid,
+        tid,
+        handshake: Distribution::of(handshakes),
+        ..row
+    }
+}
+
+/// `None` for one outside of the window.
+fn of_handshake(model: &Model, handshake: &Handshake) -> Option<Attempt> {
+    let window = model.window;
+    let in_flight = handshake.in_flight || handshake.end_ns > window.end_ns;
+    let outside = handshake.start_ns > window.end_ns || handshake.end_ns < window.start_ns;
+    if (outside && !handshake.in_flight) || transport(&handshake.socket) != Transport::Tcp {
+        return None;
+    }
+    let outcome = match (handshake.error, handshake.socket.state) {
+        _ if in_flight => Outcome::InFlight,
+        (0, state::CLOSE | state::SYN_SENT) => Outcome::Aborted,
+        (0, _) => Outcome::Ok,
+        (error, _) => Outcome::Errno(error.saturating_abs()),
+    };
+    let local = match &handshake.socket.ends {
+        Ends::Inet { local, .. } => known_peer(*local).map(plain_address),
+        _ => None,
+    };
+    let handshake_ns = (!in_flight).then(|| handshake.end_ns.saturating_sub(handshake.start_ns));
+    Some(Attempt {
+        pid: handshake.pid,
+        tid: handshake.tid,
+        ino: handshake.socket.ino,
+        peer: peer_name(model, &handshake.socket),
+        local,
+        span: Interval {
+            start_ns: handshake.start_ns,
+            end_ns: if in_flight { u64::MAX } else { handshake.end_ns },
+        },
+        outcome,
+        syn_retransmits: handshake.syn_retransmits,
+        began_earlier: handshake.began_earlier || handshake.start_ns < window.start_ns,
+        handshake_ns,
+    })
+}
+
+/// An attempt of which no handshake is known: `connect` that failed at once or is stuck since before the
+/// recording, or another wait on a socket that is still connecting. `None` where the call says nothing
+/// about an outcome.
+fn of_wait(model: &Model, track: &ThreadTrack, wait: &WaitSpan, info: &SocketInfo) -> Option<Attempt> {
+    let window = model.window;
+    if wait.end_ns < window.start_ns || wait.start_ns > window.end_ns {
+        return None;
+    }
+    let in_flight = wait.flags.in_flight || wait.end_ns > window.end_ns;
+    let outcome = match wait.ret {
+        _ if wait.call != Call::Connect || in_flight => Outcome::InFlight,
+        ret if is_still_under_way(ret) => return None,
+        ret if ret >= 0 => Outcome::Ok,
+        ret => Outcome::Errno(ret.saturating_neg()),
+    };
+    let earlier = wait.flags.began_earlier || wait.start_ns < window.start_ns;
+    Some(Attempt {
+        pid: track.pid,
+        tid: track.tid,
+        ino: info.ino,
+        peer: info.name,
+        local: info.local.and_then(known_peer),
+        span: Interval {
+            start_ns: wait.start_ns,
+            end_ns: if outcome == Outcome::InFlight { u64::MAX } else { wait.end_ns },
+        },
+        outcome,
+        syn_retransmits: 0,
+        // A handshake that began in the recording would have been seen.
+        began_earlier: earlier || wait.call != Call::Connect,
+        handshake_ns: None,
+    })
+}

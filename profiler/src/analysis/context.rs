@@ -1,0 +1,120 @@
+//! What else happened on a socket while a thread waited for it: handshakes, retransmissions, queries.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use crate::model::Model;
+use crate::model::intern::NameId;
+use crate::model::socket::{SocketInfo, known_peer, plain_address};
+use crate::trace::record::{Direction, Ends, Socket};
+
+/// Indices over a model, made once for the classification of all waits.
+#[derive(Debug)]
+pub struct Context<'m> {
+    pub model: &'m Model,
+    /// Times, sorted, by socket inode.
+    retransmits: HashMap<u64, Vec<u64>>,
+    /// The same by the two ends, for sockets without an inode (closed by the program, data still going out).
+    retransmits_by_ends: HashMap<(SocketAddr, SocketAddr), Vec<u64>>,
+    /// Indices into `Model::handshakes` by socket inode, by start.
+    handshakes: HashMap<u64, Vec<u32>>,
+    /// Times and servers of DNS messages sent, by socket inode.
+    queries: HashMap<u64, Vec<(u64, NameId)>>,
+}
+
+/// The part of a handshake that concerns a wait on its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connecting {
+    /// `u64::MAX` where it had not ended.
+    pub end_ns: u64,
+    pub peer: NameId,
+}
+
+impl<'m> Context<'m> {
+    pub fn new(model: &'m Model) -> Context<'m> {
+        let mut context = Context {
+            model,
+            retransmits: HashMap::new(),
+            retransmits_by_ends: HashMap::new(),
+            handshakes: HashMap::new(),
+            queries: HashMap::new(),
+        };
+        context.index_retransmits();
+        for (index, handshake) in (0..).zip(&model.handshakes) {
+            if handshake.socket.ino != 0 {
+                context.handshakes.entry(handshake.socket.ino).or_default().push(index);
+            }
+        }
+        for message in &model.dns_messages {
+            if message.direction == Direction::Send && message.socket.ino != 0 {
+                let query = (message.time_ns, peer_name(model, &message.socket));
+                context.queries.entry(message.socket.ino).or_default().push(query);
+            }
+        }
+        context
+    }
+
+    /// A segment that came with an inode is found by it alone, any other by its ends.
+    fn index_retransmits(&mut self) {
+        for retransmit in &self.model.retransmits {
+            if retransmit.socket.ino != 0 {
+                self.retransmits.entry(retransmit.socket.ino).or_default().push(retransmit.time_ns);
+            } else if let Ends::Inet { local, peer } = &retransmit.socket.ends {
+                let ends = (plain_address(*local), plain_address(*peer));
+                self.retransmits_by_ends.entry(ends).or_default().push(retransmit.time_ns);
+            }
+        }
+    }
+
+    /// The first retransmission on the socket in `[start_ns, end_ns)`.
+    pub fn first_retransmit(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<u64> {
+        let by_ino = self.retransmits.get(&socket.ino).filter(|_| socket.ino != 0);
+        let by_ends = match (socket.local, socket.peer) {
+            (Some(local), Some(peer)) => self.retransmits_by_ends.get(&(local, peer)),
+            _ => None,
+        };
+        [by_ino, by_ends]
+            .into_iter()
+            .flatten()
+            .filter_map(|times| times.get(times.partition_point(|time| *time < start_ns)).copied())
+            .filter(|time| *time < end_ns)
+            .min()
+    }
+
+    /// The handshake on this socket that was under way in `[start_ns, end_ns)`. A socket has one at a
+    /// time, so the last one that began before the end is the one.
+    pub fn connecting(&self, ino: u64, start_ns: u64, end_ns: u64) -> Option<Connecting> {
+        let indices = self.handshakes.get(&ino)?;
+        let handshakes = &self.model.handshakes;
+        let begun = indices.partition_point(|index| {
+            handshakes.get(*index as usize).is_some_and(|handshake| handshake.start_ns < end_ns)
+        });
+        let index = *indices.get(begun.checked_sub(1)?)?;
+        let handshake = handshakes.get(index as usize)?;
+        let until = if handshake.in_flight { u64::MAX } else { handshake.end_ns };
+        (until > start_ns)
+            .then(|| Connecting { end_ns: until, peer: peer_name(self.model, &handshake.socket) })
+    }
+
+    /// The server that was last asked on this socket before a wait, or first within it. `None`: no query
+    /// was sent.
+    pub fn asked_server(&self, ino: u64, start_ns: u64, end_ns: u64) -> Option<NameId> {
+        let queries = self.queries.get(&ino).filter(|_| ino != 0)?;
+        let after = queries.partition_point(|(time, _)| *time <= start_ns);
+        let query = match after.checked_sub(1) {
+            Some(last) => queries.get(last)?,
+            None => queries.first().filter(|(time, _)| *time <= end_ns)?,
+        };
+        Some(query.1)
+    }
+}
+
+/// The number of the socket's peer; 0 where it has none.
+pub fn peer_name(model: &Model, socket: &Socket) -> NameId {
+    let name = match &socket.ends {
+        Ends::Inet { peer, .. } => known_peer(*peer).map(|peer| peer.to_string()),
+        Ends::Unix { path } => Some(path.clone()),
+        Ends::Other { .. } => None,
+    };
+    name.and_then(|name| model.names.find(&name)).unwrap_or_default()
+}

@@ -1,0 +1,145 @@
+//! The exclusive partition of a thread's time: every nanosecond belongs to one wait at most, or is shared
+//! in equal parts by descriptors that were awaited at once. The parts are whole nanoseconds and add up
+//! exactly to the union of the intervals.
+//!
+//! Where waits overlap, the ordinary (blocking) call that began last wins: it is the innermost. What
+//! ordinary calls leave free belongs to waits on non-blocking descriptors: first those that are stalls, to
+//! equal parts among all descriptors awaited at that moment, then idle ones.
+
+mod spin;
+
+use super::classify::{Slot, Verdict, classify};
+use super::context::Context;
+use crate::model::cause::Cause;
+use crate::model::intern::NameId;
+use crate::model::socket::SocketId;
+use crate::model::thread::{Interval, ThreadTrack};
+use crate::model::wait::{Interest, WaitSpan};
+
+/// A part of a wait that is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Index into the thread's waits.
+    pub wait: u32,
+    pub socket: SocketId,
+    pub peer: NameId,
+    pub cause: Cause,
+    pub interest: Interest,
+    pub span: Interval,
+    /// Nanoseconds of `span` that are this piece's.
+    pub weight_ns: u64,
+}
+
+/// What the waits of one thread add up to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadPartition {
+    /// Stalls, by start.
+    pub pieces: Vec<Piece>,
+    pub stalled_ns: u64,
+    pub idle_ns: u64,
+    /// Part of the stalled and idle time in which the thread looked again and again instead of sleeping.
+    pub spin_ns: u64,
+}
+
+/// The wait as far as it lies in the window and in the thread's presence.
+pub fn clipped(track: &ThreadTrack, wait: &WaitSpan) -> Interval {
+    Interval { start_ns: wait.start_ns, end_ns: wait.end_ns }.clip(track.presence)
+}
+
+/// Splits the thread's presence among its waits.
+pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
+    let mut result = ThreadPartition::default();
+    let mut slots = Vec::new();
+    let spins = track.waits.iter().any(|wait| wait.flags.nonblocking);
+    let mut taken = Vec::new();
+    innermost(track, |index, wait, span| {
+        match classify(context, wait, &mut slots) {
+            Verdict::Other => {}
+            Verdict::Idle => result.idle_ns += span.len(),
+            Verdict::Stall => {
+                result.stalled_ns += span.len();
+                share_out(index, &slots, span, &mut result.pieces);
+            }
+        }
+        if spins {
+            taken.push(span);
+        }
+    });
+    if spins {
+        spin::partition(context, track, &taken, &mut result);
+    }
+    result.pieces.sort_by_key(|piece| (piece.span.start_ns, piece.wait));
+    result
+}
+
+/// Calls `emit` with the disjoint intervals, in order of time, in which each ordinary call is the innermost.
+fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan, Interval)) {
+    // Calls that have begun and may not have ended, by start; the last one is the innermost.
+    let mut open: Vec<(u32, &WaitSpan, u64)> = Vec::new();
+    let mut now = track.presence.start_ns;
+    let mut advance = |open: &mut Vec<(u32, &'t WaitSpan, u64)>, to_ns: u64| {
+        while let Some((index, wait, end_ns)) = open.last().copied() {
+            let span = Interval { start_ns: now, end_ns: end_ns.min(to_ns) };
+            if !span.is_empty() {
+                emit(index, wait, span);
+                now = span.end_ns;
+            }
+            if end_ns > to_ns {
+                break;
+            }
+            open.pop();
+        }
+        now = now.max(to_ns);
+    };
+    for (index, wait) in (0..).zip(&track.waits) {
+        let span = clipped(track, wait);
+        if wait.flags.nonblocking || span.is_empty() {
+            continue;
+        }
+        advance(&mut open, span.start_ns);
+        open.push((index, wait, span.end_ns));
+    }
+    advance(&mut open, track.presence.end_ns);
+}
+
+/// Divides `span` equally among the slots, what is left of the division to the first ones, with a cut
+/// wherever a slot's cause changes.
+fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>) {
+    let count = slots.len() as u64;
+    if count == 0 {
+        return;
+    }
+    let mut cuts = vec![span.start_ns, span.end_ns];
+    for slot in slots {
+        let inside = |time: &u64| *time > span.start_ns && *time < span.end_ns;
+        cuts.extend([slot.connected_ns, slot.retransmit_ns].into_iter().filter(inside));
+    }
+    cuts.sort_unstable();
+    cuts.dedup();
+    for (index, slot) in (0_u64..).zip(slots) {
+        let mut open: Option<Piece> = None;
+        for pair in cuts.windows(2) {
+            let &[start_ns, end_ns] = pair else { continue };
+            let part = Interval { start_ns, end_ns };
+            let weight_ns = part.len() / count + u64::from(index < part.len() % count);
+            let cause = slot.cause_at(part.start_ns);
+            match &mut open {
+                Some(piece) if piece.cause == cause => {
+                    piece.span.end_ns = end_ns;
+                    piece.weight_ns += weight_ns;
+                }
+                _ => keep(open.replace(piece(wait, slot, cause, part, weight_ns)), pieces),
+            }
+        }
+        keep(open, pieces);
+    }
+}
+
+/// Leaves out shares that came out empty because there are more descriptors than nanoseconds.
+fn keep(piece: Option<Piece>, pieces: &mut Vec<Piece>) {
+    pieces.extend(piece.filter(|piece| piece.weight_ns > 0));
+}
+
+fn piece(wait: u32, slot: &Slot, cause: Cause, span: Interval, weight_ns: u64) -> Piece {
+    Piece { wait, socket: slot.socket, peer: slot.peer, cause, interest: slot.interest, span, weight_ns }
+}

@@ -1,0 +1,207 @@
+//! Waits on non-blocking descriptors: any number of them at once, between and around ordinary calls.
+
+use std::collections::BTreeMap;
+
+use super::{Piece, ThreadPartition, clipped, piece};
+use crate::analysis::classify::{Slot, Verdict, classify};
+use crate::analysis::context::Context;
+use crate::model::cause::Cause;
+use crate::model::thread::{Interval, ThreadTrack};
+
+/// One descriptor awaited for one cause.
+struct Share {
+    wait: u32,
+    slot: Slot,
+    cause: Cause,
+    span: Interval,
+}
+
+/// Adds to `result` what the non-blocking waits have of the time outside of `taken`, which is disjoint and
+/// in order.
+pub(super) fn partition(
+    context: &Context,
+    track: &ThreadTrack,
+    taken: &[Interval],
+    result: &mut ThreadPartition,
+) {
+    let mut shares = Vec::new();
+    let mut idle = Vec::new();
+    let mut slots = Vec::new();
+    for (index, wait) in (0..).zip(&track.waits) {
+        let span = clipped(track, wait);
+        if !wait.flags.nonblocking || span.is_empty() {
+            continue;
+        }
+        match classify(context, wait, &mut slots) {
+            Verdict::Other => {}
+            Verdict::Idle => idle.push(span),
+            Verdict::Stall => slots.iter().for_each(|slot| by_cause(index, slot, span, &mut shares)),
+        }
+    }
+    let spins = free_of(&union(shares.iter().map(|share| share.span).collect()), taken);
+    let stalled_ns: u64 = spins.iter().map(|span| span.len()).sum();
+    Sweep::new(&shares).run(taken, &mut result.pieces);
+
+    let mut busy: Vec<Interval> = taken.to_vec();
+    busy.extend(&spins);
+    let idle = free_of(&union(idle), &union(busy));
+    let idle_ns: u64 = idle.iter().map(|span| span.len()).sum();
+    result.stalled_ns += stalled_ns;
+    result.idle_ns += idle_ns;
+    result.spin_ns = stalled_ns + idle_ns;
+}
+
+/// Cuts a slot's wait where its cause changes.
+fn by_cause(wait: u32, slot: &Slot, span: Interval, shares: &mut Vec<Share>) {
+    let connected_ns = slot.connected_ns.clamp(span.start_ns, span.end_ns);
+    let retransmit_ns = slot.retransmit_ns.clamp(connected_ns, span.end_ns);
+    let cuts = [span.start_ns, connected_ns, retransmit_ns, span.end_ns];
+    for pair in cuts.windows(2) {
+        let &[start_ns, end_ns] = pair else { continue };
+        if start_ns < end_ns {
+            let cause = slot.cause_at(start_ns);
+            shares.push(Share { wait, slot: *slot, cause, span: Interval { start_ns, end_ns } });
+        }
+    }
+}
+
+/// Disjoint intervals in order that cover the same time.
+fn union(mut spans: Vec<Interval>) -> Vec<Interval> {
+    spans.sort_unstable_by_key(|span| span.start_ns);
+    spans.dedup_by(|next, kept| {
+        let joins = next.start_ns <= kept.end_ns;
+        if joins {
+            kept.end_ns = kept.end_ns.max(next.end_ns);
+        }
+        joins
+    });
+    spans
+}
+
+/// The parts of `spans` outside of `taken`; both are disjoint and in order.
+fn free_of(spans: &[Interval], taken: &[Interval]) -> Vec<Interval> {
+    let mut free = Vec::new();
+    let mut next = 0;
+    for span in spans {
+        let mut start_ns = span.start_ns;
+        while let Some(other) = taken.get(next).filter(|other| other.start_ns < span.end_ns) {
+            if other.start_ns > start_ns {
+                free.push(Interval { start_ns, end_ns: other.start_ns });
+            }
+            start_ns = start_ns.max(other.end_ns);
+            if other.end_ns > span.end_ns {
+                break;
+            }
+            next += 1;
+        }
+        if start_ns < span.end_ns {
+            free.push(Interval { start_ns, end_ns: span.end_ns });
+        }
+    }
+    free
+}
+
+/// What happens at a moment, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Edge {
+    Close(u32),
+    Unblock,
+    Block,
+    Open(u32),
+}
+
+/// A share that is running.
+struct Running {
+    since_ns: u64,
+    /// `Sweep::each_ns` when it began.
+    base: u64,
+    /// What it got of the remainders, nanoseconds.
+    extra: u64,
+}
+
+/// Moves over the time line and gives each running share its part. What every share got so far is kept as
+/// one running sum, so that a moment costs no more however many shares run.
+struct Sweep<'s> {
+    shares: &'s [Share],
+    running: BTreeMap<u32, Running>,
+    blocked: bool,
+    now_ns: u64,
+    /// What a share that runs from the beginning would have got.
+    each_ns: u64,
+}
+
+impl<'s> Sweep<'s> {
+    fn new(shares: &'s [Share]) -> Sweep<'s> {
+        Sweep { shares, running: BTreeMap::new(), blocked: false, now_ns: 0, each_ns: 0 }
+    }
+
+    fn run(mut self, taken: &[Interval], pieces: &mut Vec<Piece>) {
+        let mut edges = Vec::with_capacity(2 * (self.shares.len() + taken.len()));
+        for (index, share) in (0..).zip(self.shares) {
+            edges.push((share.span.start_ns, Edge::Open(index)));
+            edges.push((share.span.end_ns, Edge::Close(index)));
+        }
+        for span in taken {
+            edges.push((span.start_ns, Edge::Block));
+            edges.push((span.end_ns, Edge::Unblock));
+        }
+        edges.sort_unstable();
+        for (time_ns, edge) in edges {
+            self.advance(time_ns);
+            match edge {
+                Edge::Close(index) => self.close(index, pieces),
+                Edge::Open(index) => self.open(index),
+                Edge::Block => self.block(pieces),
+                Edge::Unblock => self.unblock(),
+            }
+        }
+    }
+
+    /// Divides the time since the last moment; the first share gets what is left of the division.
+    fn advance(&mut self, to_ns: u64) {
+        let passed_ns = to_ns.saturating_sub(self.now_ns);
+        self.now_ns = to_ns;
+        let count = self.running.len() as u64;
+        if self.blocked || count == 0 {
+            return;
+        }
+        self.each_ns += passed_ns / count;
+        if let Some(mut first) = self.running.first_entry() {
+            first.get_mut().extra += passed_ns % count;
+        }
+    }
+
+    fn open(&mut self, index: u32) {
+        let running = Running { since_ns: self.now_ns, base: self.each_ns, extra: 0 };
+        self.running.insert(index, running);
+    }
+
+    fn close(&mut self, index: u32, pieces: &mut Vec<Piece>) {
+        if let Some(running) = self.running.remove(&index) {
+            // While an ordinary call runs, all that came before it is written down already.
+            if !self.blocked {
+                pieces.extend(self.piece(index, &running));
+            }
+        }
+    }
+
+    fn block(&mut self, pieces: &mut Vec<Piece>) {
+        self.blocked = true;
+        pieces.extend(self.running.iter().filter_map(|(index, running)| self.piece(*index, running)));
+    }
+
+    fn unblock(&mut self) {
+        self.blocked = false;
+        for running in self.running.values_mut() {
+            *running = Running { since_ns: self.now_ns, base: self.each_ns, extra: 0 };
+        }
+    }
+
+    /// What the share got since it began; `None` if that is nothing.
+    fn piece(&self, index: u32, running: &Running) -> Option<Piece> {
+        let share = self.shares.get(index as usize)?;
+        let weight_ns = self.each_ns - running.base + running.extra;
+        let span = Interval { start_ns: running.since_ns, end_ns: self.now_ns };
+        (weight_ns > 0).then(|| piece(share.wait, &share.slot, share.cause, span, weight_ns))
+    }
+}
