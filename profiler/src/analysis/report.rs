@@ -211,6 +211,9 @@ pub struct ConnectRow {
     pub handshake: Distribution,
     /// The connecting socket's own address (an addition to the contract), empty where unknown.
     pub local: String,
+    /// From the start of the first attempt to the end of the last, or of the recording: the age of the oldest
+    /// attempt where the result is `in_flight` (an addition to the contract).
+    pub span_ns: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

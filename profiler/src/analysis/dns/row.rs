@@ -11,6 +11,7 @@ use crate::analysis::report::{Distribution, DnsRow};
 use crate::model::dns::exchange::Exchanges;
 use crate::model::dns::lookup::LookupId;
 use crate::model::dns::message::{Question, rcode_name};
+use crate::model::dns::name::present_text;
 use crate::model::dns::query::{Outcome, Query};
 use crate::model::socket::Transport;
 use crate::trace::record::Window;
@@ -150,7 +151,8 @@ impl Builder<'_> {
             (Target::Query(_), Some((_, query))) if !query.server.is_empty() => {
                 (query.server.to_string(), query.transport)
             }
-            _ => (wait.server.to_string(), wait.transport),
+            // A path comes from the target.
+            _ => (present_text(&wait.server), wait.transport),
         };
         let key = RowKey {
             name: name.as_ref().map(|name| name.to_ascii_lowercase()),
