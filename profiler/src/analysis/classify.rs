@@ -200,3 +200,6 @@ fn udp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketI
     let base = if awaited.interest == Interest::Write { Cause::SockSend } else { Cause::SockRecv };
     Some(Slot::new(awaited, info.name, base))
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,6 +82,9 @@ enum Key {
     Thread(u32, u32, NameId),
 }
 
+/// Peer, result, pid and tid.
+type RowKey = (NameId, Outcome, u32, u32);
+
 /// All attempts in the window, each once.
 #[derive(Debug, Default)]
 pub struct Connects {
@@ -163,8 +166,8 @@ impl Connects {
     /// Rows by peer, result and thread, the largest first. A thread that waited for an attempt of another
     /// thread has a row with a count of 0, so that the rows add up to `tcp.connect`.
     pub fn rows(&self, model: &Model, partitions: &[ThreadPartition]) -> Vec<ConnectRow> {
-        let mut rows: BTreeMap<(NameId, Outcome, u32, u32), (ConnectRow, Vec<u64>)> = BTreeMap::new();
-        let mut spans: BTreeMap<(NameId, Outcome, u32, u32), Interval> = BTreeMap::new();
+        let mut rows: BTreeMap<RowKey, (ConnectRow, Vec<u64>)> = BTreeMap::new();
+        let mut spans: BTreeMap<RowKey, Interval> = BTreeMap::new();
         for attempt in &self.attempts {
             let key = (attempt.peer, attempt.outcome, attempt.pid, attempt.tid);
             let (row, handshakes) = rows.entry(key).or_default();
@@ -195,7 +198,7 @@ impl Connects {
 
 fn finish(
     model: &Model,
-    (peer, outcome, pid, tid): (NameId, Outcome, u32, u32),
+    (peer, outcome, pid, tid): RowKey,
     (row, handshakes): (ConnectRow, Vec<u64>),
 ) -> ConnectRow {
     let peer = model.names.name(peer).to_owned();
@@ -284,3 +287,6 @@ fn of_wait(model: &Model, track: &ThreadTrack, wait: &WaitSpan, info: &SocketInf
         handshake_ns: None,
     })
 }
+
+#[cfg(test)]
+mod tests;

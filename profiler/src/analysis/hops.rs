@@ -175,3 +175,117 @@ fn host_of(rack: &Rack, peer: IpAddr) -> Option<String> {
     let peer = peer.to_string();
     rack.hosts.iter().find(|host| **host == peer).cloned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::{AnalysisOptions, analyse, report::TraceState};
+    use crate::model::fixture::{Trace, connecting, listener, sample, tcp, udp};
+    use crate::trace::record::{Host, Record};
+
+    fn rows(trace: &Trace, topology: Option<&str>) -> Vec<HopRow> {
+        let topology = topology.map(|text| Topology::parse(text).unwrap());
+        let records = trace.0.iter().cloned();
+        analyse(records, TraceState::default(), &AnalysisOptions { topology }).report.hops
+    }
+
+    fn place(row: &HopRow) -> (&str, Option<&str>, &str, &str) {
+        (&row.peer, row.rack.as_deref(), &row.relation, &row.relation_evidence)
+    }
+
+    #[test]
+    fn samples_make_round_trip_times_and_bytes() {
+        let mut trace = Trace::new();
+        trace
+            // Known when the recording began: only what came since.
+            .add(sample(1000, 100, 5000, true, tcp(1, "10.0.1.1:80")))
+            .add(sample(1500, 300, 5600, false, tcp(1, "10.0.1.1:80")))
+            // Born meanwhile: all of it; no time measured at first.
+            .add(sample(1500, 0, 100, false, tcp(2, "10.0.1.1:81")))
+            .add(sample(1900, 200, 300, false, tcp(2, "10.0.1.1:81")))
+            .add(sample(1900, 50, 100, false, tcp(3, "10.0.1.2:80")));
+        let rows = rows(&trace, None);
+        let first = &rows[0];
+        assert_eq!((first.peer.as_str(), first.bytes, first.share_of_bytes), ("10.0.1.1", 900, 0.9));
+        assert_eq!(
+            (first.rtt.count, first.rtt.min_ns, first.rtt.p50_ns, first.rtt.max_ns),
+            (3, 100, 200, 300)
+        );
+        assert_eq!(first.jitter_ns, 82);
+        assert_eq!((rows[1].peer.as_str(), rows[1].bytes, rows[1].share_of_bytes), ("10.0.1.2", 100, 0.1));
+        assert_eq!((rows[1].transport.as_str(), rows.len()), ("tcp", 2));
+    }
+
+    #[test]
+    fn sockets_that_are_not_connected_are_no_hops() {
+        let mut trace = Trace::new();
+        trace
+            .add(sample(1500, 0, 0, false, listener(1)))
+            .add(sample(1500, 0, 0, false, connecting(tcp(2, "10.0.1.1:80"))))
+            .add(sample(1500, 9, 9, false, udp(3, "10.0.1.2:80")))
+            .retransmit(1500, connecting(tcp(2, "10.0.1.1:80")));
+        assert_eq!(rows(&trace, None), []);
+    }
+
+    #[test]
+    fn retransmissions_are_those_seen_or_those_counted_whichever_is_more() {
+        let counted =
+            |total_retransmits, time, at_start, ino, peer| match sample(time, 9, 0, at_start, tcp(ino, peer))
+            {
+                Record::Socket(sample) => Record::Socket(SocketSample { total_retransmits, ..sample }),
+                other => other,
+            };
+        let mut trace = Trace::new();
+        trace
+            .add(counted(7, 1000, true, 1, "10.0.1.1:80"))
+            .add(counted(12, 1900, false, 1, "10.0.1.1:80"))
+            .retransmit(1100, tcp(1, "10.0.1.1:80"))
+            .add(counted(0, 1000, true, 2, "10.0.1.2:80"))
+            .retransmit(1100, tcp(2, "10.0.1.2:80"))
+            .retransmit(1200, tcp(2, "10.0.1.2:80"));
+        let retransmits: Vec<u64> = rows(&trace, None).iter().map(|row| row.retransmits).collect();
+        assert_eq!(retransmits, [5, 2]);
+    }
+
+    #[test]
+    fn without_a_topology_only_the_same_host_is_known() {
+        let mut trace = Trace::new();
+        trace
+            .add(sample(1500, 9, 3, false, tcp(1, "10.0.1.1:80")))
+            .add(sample(1500, 9, 2, false, tcp(2, "127.0.0.1:80")))
+            .add(sample(1500, 9, 1, false, tcp(3, "10.0.0.1:80")));
+        let rows = rows(&trace, None);
+        assert_eq!(
+            rows.iter().map(place).collect::<Vec<_>>(),
+            [
+                ("10.0.1.1", None, "unknown", "none"),
+                ("127.0.0.1", None, "same-host", "address"),
+                ("10.0.0.1", None, "same-host", "address"),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_topology_places_peers_in_racks() {
+        const FILE: &str = "[[rack]]\nname = \"A\"\nhosts = [\"node01\"]\ncidrs = [\"10.0.1.0/24\"]\n\
+            [[rack]]\nname = \"B\"\nhosts = [\"10.0.2.9\"]\ncidrs = [\"10.0.2.0/24\"]\n";
+        let mut trace = Trace::new();
+        trace
+            .add(Record::Host(Host { name: "node01.example".into(), ..Host::default() }))
+            .add(sample(1500, 9, 4, false, tcp(1, "10.0.1.1:80")))
+            .add(sample(1500, 9, 3, false, tcp(2, "10.0.2.9:80")))
+            .add(sample(1500, 9, 2, false, tcp(3, "10.0.3.1:80")))
+            .add(sample(1500, 9, 1, false, tcp(4, "127.0.0.1:80")));
+        let rows = rows(&trace, Some(FILE));
+        assert_eq!(
+            rows.iter().map(place).collect::<Vec<_>>(),
+            [
+                ("10.0.1.1", Some("A"), "same-rack", "topology"),
+                ("10.0.2.9", Some("B"), "cross-rack", "topology"),
+                ("10.0.3.1", None, "unknown", "none"),
+                ("127.0.0.1", None, "same-host", "address"),
+            ]
+        );
+        assert_eq!(rows[1].host.as_deref(), Some("10.0.2.9"));
+    }
+}

@@ -62,11 +62,7 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
     let connects = connects::Connects::new(&model);
     let dns_waits = stalls::dns_waits(&model, &partitions);
 
-    // HOOK dns: rows from `model.dns_messages`, `model.api_calls` and `dns_waits`, and a label for each of
-    // `dns_waits`, in their order.
-    let dns_rows = Vec::new();
-    let dns_labels: Vec<String> = Vec::new();
-    let _ = &dns_waits;
+    let dns = dns::rows(&model.dns_messages, &model.api_calls, &dns_waits, model.window);
 
     let threads = thread_rows::thread_rows(&model, &partitions);
     let report = Report {
@@ -79,14 +75,14 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
         totals: thread_rows::totals(&threads),
         causes: thread_rows::cause_rows(&model, &partitions, &threads),
         threads,
-        dns: dns_rows,
+        dns: dns.rows.clone(),
         connects: connects.rows(&model, &partitions),
         sockets: sockets::socket_rows(&model, &partitions),
         hops: hops::hop_rows(&model, options.topology.as_ref()),
         clock: sections::clock(),
         ..Report::default()
     };
-    let stalls = stalls::stalls(&model, &partitions, &connects, dns_labels);
+    let stalls = stalls::stalls(&model, &partitions, &connects, dns.labels.clone());
 
     // HOOK findings: `report.findings = findings::find(&report, &model)`; `report` becomes mutable.
 

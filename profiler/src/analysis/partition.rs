@@ -143,3 +143,6 @@ fn keep(piece: Option<Piece>, pieces: &mut Vec<Piece>) {
 fn piece(wait: u32, slot: &Slot, cause: Cause, span: Interval, weight_ns: u64) -> Piece {
     Piece { wait, socket: slot.socket, peer: slot.peer, cause, interest: slot.interest, span, weight_ns }
 }
+
+#[cfg(test)]
+mod tests;

@@ -90,3 +90,85 @@ pub fn coverage(model: &Model) -> CoverageRow {
 pub fn clock() -> ClockRow {
     ClockRow { aligned: false, offset_error_ns: 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use profiler_common::Call;
+
+    use super::*;
+    use crate::model::fixture::Trace;
+    use crate::trace::record::{
+        CallCount, Clock, Coverage, Environment, FamilyState, Frame, Loss, Record, Space, Stack,
+    };
+
+    fn environment(what: &str, value: &str, pid: u32) -> Record {
+        Record::Environment(Environment { what: what.into(), value: value.into(), pid })
+    }
+
+    #[test]
+    fn ranks_come_from_the_launcher_s_variables() {
+        let model = Trace::new()
+            .add(environment("RANK", "3", 100))
+            .add(environment("WORLD_SIZE", "8", 100))
+            .add(environment("SLURM_PROCID", "5", 100))
+            .add(environment("SLURM_PROCID", "4", 101))
+            .add(environment("WORLD_SIZE", "8", 102))
+            .add(environment("RANK", "none", 103))
+            .model();
+        let rows: Vec<_> = target(&model).ranks.iter().map(|row| (row.pid, row.rank, row.nranks)).collect();
+        assert_eq!(rows, [(100, Some(3), Some(8)), (101, Some(4), None)]);
+    }
+
+    #[test]
+    fn the_window_s_start_is_given_as_wall_time() {
+        let model = Trace::new().add(Record::Clock(Clock { monotonic_ns: 1200, unix_ns: 1_000_000 })).model();
+        let row = target(&model);
+        assert_eq!((row.start_unix_ns, row.duration_ns), (999_800, 1000));
+    }
+
+    #[test]
+    fn the_environment_is_without_repetitions() {
+        let model = Trace::new()
+            .add(environment("resolv.conf", "nameserver 10.0.0.53", 100))
+            .add(environment("resolv.conf", "nameserver 10.0.0.53", 101))
+            .add(environment("resolv.conf", "nameserver 10.0.0.54", 102))
+            .model();
+        assert_eq!(super::environment(&model).len(), 2);
+    }
+
+    #[test]
+    fn coverage_adds_up_what_is_missing() {
+        let frame = |function: &str| Frame { function: function.into(), ..Frame::default() };
+        let stack = |id, truncated, names: &[&str]| {
+            let frames = names.iter().map(|name| frame(name)).collect();
+            Record::Stack(Stack { id, space: Space::User, frames, truncated })
+        };
+        let probe = |state, reason: &str| {
+            Record::Coverage(Coverage { family: "net".into(), state, reason: reason.into() })
+        };
+        let loss = |what: &str, count, events| Record::Loss(Loss { what: what.into(), count, events });
+        let count =
+            |call, seen, below, below_ns| Record::CallCount(CallCount { call, seen, below, below_ns });
+        let model = Trace::new()
+            .add(probe(FamilyState::On, ""))
+            .add(probe(FamilyState::Partial, "no io_uring"))
+            .add(stack(1, true, &["recv", ""]))
+            .add(stack(2, false, &["", "", "main"]))
+            .add(loss("wait_ring_full", 3, true))
+            .add(loss("dns_ring_full", 4, true))
+            .add(loss("stack_truncated", 9, false))
+            .add(count(Call::Read, 100, 90, 1000))
+            .add(count(Call::Write, 10, 10, 50))
+            .add(count(Call::Accept, 0, 0, 0))
+            .model();
+        let row = coverage(&model);
+        assert_eq!((row.lost_events, row.truncated_stacks, row.unresolved_frames), (7, 1, 3));
+        assert_eq!(row.below_min_stall, BelowMinStall { count: 100, sum_ns: 1050 });
+        assert_eq!(
+            row.syscalls_seen.into_iter().collect::<Vec<_>>(),
+            [("read".into(), 100), ("write".into(), 10)]
+        );
+        assert_eq!((row.probes.len(), row.probes[0].state), (1, FamilyState::Partial));
+        assert_eq!(row.losses.len(), 3);
+    }
+}

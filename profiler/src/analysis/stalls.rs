@@ -94,3 +94,81 @@ fn each<'m>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use profiler_common::{Api, Call};
+
+    use super::*;
+    use crate::analysis::context::Context;
+    use crate::analysis::partition::partition;
+    use crate::model::fixture::{Trace, in_flight, readable, tcp, udp, unix, wait};
+    use crate::trace::record::Wait;
+
+    fn trace() -> Trace {
+        let mut trace = Trace::new();
+        let two = vec![readable(udp(5, "10.0.0.53:53")), readable(udp(6, "10.0.0.54:53"))];
+        let lookup = Wait {
+            api: Api::Getaddrinfo,
+            api_start_ns: 880,
+            user_stack: 11,
+            kernel_stack: 12,
+            ..in_flight(wait(Call::Poll, 900, 1990, two))
+        };
+        let service = wait(Call::Recvmsg, 1100, 1200, vec![unix("/run/nscd/socket")]);
+        trace
+            .wait(wait(Call::Read, 1000, 1100, vec![tcp(1, "10.0.1.1:80")]))
+            .wait(Wait { ret: 64, tid: 99, ..service })
+            .wait(Wait { tid: 101, ..lookup });
+        trace
+    }
+
+    #[test]
+    fn every_share_of_a_resolver_wait_is_told() {
+        let model = trace().model();
+        let context = Context::new(&model);
+        let parts: Vec<_> = model.threads.iter().map(|track| partition(&context, track)).collect();
+        let waits = dns_waits(&model, &parts);
+        assert_eq!(waits.len(), 3);
+
+        let service = &waits[0];
+        assert_eq!((service.tid, service.transport, service.ret), (99, Transport::Unix, 64));
+        assert_eq!(
+            (&*service.server, service.weight_ns, service.in_flight),
+            ("/run/nscd/socket", 100, false)
+        );
+
+        let [first, second] = [&waits[1], &waits[2]];
+        assert_eq!(first.wait, second.wait);
+        assert_eq!((first.socket_ino, &*first.server), (5, "10.0.0.53:53"));
+        assert_eq!((second.socket_ino, &*second.server), (6, "10.0.0.54:53"));
+        assert_eq!((first.start_ns, first.end_ns, first.began_ns, first.weight_ns), (1000, 1990, 900, 495));
+        assert_eq!((first.api, first.api_start_ns, first.transport), (Api::Getaddrinfo, 880, Transport::Udp));
+        assert!(first.in_flight && first.began_earlier);
+    }
+
+    #[test]
+    fn labels_go_to_the_resolver_stalls_in_their_order() {
+        let model = trace().model();
+        let context = Context::new(&model);
+        let parts: Vec<_> = model.threads.iter().map(|track| partition(&context, track)).collect();
+        let labels = vec!["a no answer".to_owned(), "b NXDOMAIN".to_owned()];
+        let stalls = stalls(&model, &parts, &Connects::new(&model), labels);
+        let told: Vec<(u32, Cause, &str)> =
+            stalls.iter().map(|stall| (stall.tid, stall.cause, stall.detail.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                (99, Cause::DnsResolve, "a no answer"),
+                (100, Cause::SockRecv, ""),
+                (101, Cause::DnsResolve, "b NXDOMAIN"),
+                (101, Cause::DnsResolve, ""),
+            ]
+        );
+        let last = &stalls[3];
+        assert_eq!(
+            (last.user_stack, last.kernel_stack, last.api, last.call),
+            (11, 12, "getaddrinfo", "poll")
+        );
+    }
+}

@@ -128,3 +128,107 @@ pub fn cause_rows(model: &Model, partitions: &[ThreadPartition], threads: &[Thre
     rows.sort_by_key(|row| (std::cmp::Reverse(row.stalled_ns), row.cause));
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use profiler_common::Call;
+
+    use crate::analysis::report::ThreadRow;
+    use crate::model::cause::Cause;
+    use crate::model::fixture::{Trace, in_flight, spin, tcp, wait};
+    use crate::trace::record::{LifeEvent, Record, ThreadTime, Wait, WaitFlags};
+
+    fn read(start_ns: u64, end_ns: u64) -> Wait {
+        wait(Call::Read, start_ns, end_ns, vec![tcp(1, "10.0.1.1:80")])
+    }
+
+    fn parts(row: &ThreadRow) -> [u64; 6] {
+        [row.wall_ns, row.running_ns, row.runnable_ns, row.stalled_ns, row.idle_ns, row.other_ns]
+    }
+
+    #[test]
+    fn a_thread_is_the_sum_of_its_parts() {
+        let analysis = Trace::new()
+            .wait(read(1100, 1400))
+            .wait(wait(Call::Nanosleep, 1500, 1600, Vec::new()))
+            .times(999, 5000, 700)
+            .times(1500, 5100, 710)
+            .times(2001, 5350, 730)
+            .analyse();
+        let row = &analysis.report.threads[0];
+        assert_eq!(parts(row), [1000, 350, 30, 300, 100, 220]);
+        assert_eq!((row.pid, row.tid, row.ns_pid, row.name.as_str()), (100, 100, 7, "t100"));
+        let runq = analysis.cause(Cause::SchedRunq).unwrap();
+        assert_eq!((runq.count, runq.stalled_ns), (1, 30));
+        assert_eq!(analysis.report.totals.stalled_ns, 300);
+    }
+
+    #[test]
+    fn spinning_is_stalled_and_not_running() {
+        let analysis =
+            Trace::new().wait(spin(read(1100, 1900))).times(1000, 0, 0).times(2000, 950, 20).analyse();
+        assert_eq!(parts(&analysis.report.threads[0]), [1000, 150, 20, 800, 0, 30]);
+    }
+
+    #[test]
+    fn cpu_times_give_way_where_they_overlap_the_waits() {
+        let analysis = Trace::new().wait(read(1100, 1900)).times(1000, 0, 0).times(2000, 190, 30).analyse();
+        assert_eq!(parts(&analysis.report.threads[0]), [1000, 170, 30, 800, 0, 0]);
+        let analysis = Trace::new().wait(read(1100, 1900)).times(1000, 0, 0).times(2000, 10, 900).analyse();
+        assert_eq!(parts(&analysis.report.threads[0]), [1000, 0, 200, 800, 0, 0]);
+    }
+
+    #[test]
+    fn one_look_at_the_cpu_times_says_nothing_unless_the_thread_was_born_meanwhile() {
+        let look = |tid| {
+            Record::ThreadTime(ThreadTime { time_ns: 1900, pid: 100, tid, running_ns: 300, runnable_ns: 40 })
+        };
+        let analysis =
+            Trace::new().add(look(100)).life(LifeEvent::Thread, 101, 1500).add(look(101)).analyse();
+        assert_eq!(parts(&analysis.report.threads[0]), [1000, 0, 0, 0, 0, 1000]);
+        assert_eq!(parts(&analysis.report.threads[1]), [500, 300, 40, 0, 0, 160]);
+    }
+
+    #[test]
+    fn cpu_times_that_run_backwards_count_nothing() {
+        let analysis = Trace::new().times(1000, 500, 50).times(2000, 100, 10).analyse();
+        assert_eq!(parts(&analysis.report.threads[0]), [1000, 0, 0, 0, 0, 1000]);
+    }
+
+    #[test]
+    fn presence_is_from_birth_to_exit() {
+        let analysis = Trace::new()
+            .life(LifeEvent::Thread, 101, 1200)
+            .life(LifeEvent::Exit, 101, 1700)
+            .wait(Wait { tid: 101, ..read(1300, 1900) })
+            .analyse();
+        let walls: Vec<u64> = analysis.report.threads.iter().map(|row| row.wall_ns).collect();
+        assert_eq!(walls, [1000, 500]);
+        assert_eq!(analysis.report.threads[1].stalled_ns, 400);
+        assert_eq!(analysis.report.totals.thread_wall_ns, 1500);
+    }
+
+    #[test]
+    fn a_thread_known_only_by_its_waits_is_there_from_the_first_one() {
+        let analysis = Trace::new()
+            .wait(Wait { tid: 105, ..read(1500, 1600) })
+            .wait(Wait { tid: 105, ..read(1250, 1300) })
+            .analyse();
+        assert_eq!(parts(&analysis.report.threads[1]), [750, 0, 0, 150, 0, 600]);
+    }
+
+    #[test]
+    fn causes_count_waits_and_those_in_flight() {
+        let begun = WaitFlags { began_earlier: true, ..WaitFlags::default() };
+        let analysis = Trace::new()
+            .wait(read(1100, 1200))
+            .wait(Wait { flags: begun, ..read(600, 1050) })
+            .wait(in_flight(read(1800, 1999)))
+            .analyse();
+        let row = analysis.cause(Cause::SockRecv).unwrap();
+        assert_eq!((row.count, row.stalled_ns, row.in_flight), (3, 349, 1));
+        let d = row.duration;
+        assert_eq!((d.count, d.min_ns, d.p50_ns, d.max_ns, d.sum_ns), (3, 50, 100, 199, 349));
+        assert!(analysis.stalls[0].began_earlier && !analysis.stalls[1].began_earlier);
+    }
+}

@@ -341,3 +341,6 @@ impl Track {
         (presence, born)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ use crate::trace::record::{
 pub mod build;
 pub mod cause;
 pub mod dns;
+#[cfg(test)]
+pub mod fixture;
 pub mod intern;
 pub mod socket;
 pub mod thread;

@@ -306,7 +306,7 @@ cidrs = ["10.0.0.0/16", "2001:db8:b::/48"]
             (error.line, error.column, error.message)
         };
         let bad = "[[rack]]\nname = \"A\"\ncidrs = [\"10.0.0.0/8\", \"10.0.0.0/33\"]\n";
-        assert_eq!(at(bad), (3, 25, "the prefix of `10.0.0.0/33` is longer than the address".into()));
+        assert_eq!(at(bad), (3, 24, "the prefix of `10.0.0.0/33` is longer than the address".into()));
         let (line, column, message) = at("[[rack]]\nname = \"A\"\nhost = [\"x\"]\n");
         assert_eq!((line, column), (3, 1));
         assert!(message.contains("unknown field `host`"), "{message}");
