@@ -15,6 +15,7 @@ pub mod context;
 pub mod distribution;
 pub mod dns;
 pub mod dns_wait;
+pub mod findings;
 pub mod hops;
 pub mod partition;
 pub mod report;
@@ -29,6 +30,7 @@ pub mod thread_rows;
 pub struct AnalysisOptions {
     /// Without it racks and relations beyond the same host are unknown.
     pub topology: Option<Topology>,
+    pub thresholds: findings::Thresholds,
 }
 
 /// Everything that a view needs.
@@ -62,10 +64,10 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
     let connects = connects::Connects::new(&model);
     let dns_waits = stalls::dns_waits(&model, &partitions);
 
-    let dns = dns::rows(&model.dns_messages, &model.api_calls, &dns_waits, model.window);
+    let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &dns_waits, model.window);
 
     let threads = thread_rows::thread_rows(&model, &partitions);
-    let report = Report {
+    let mut report = Report {
         schema: SCHEMA.to_owned(),
         trace: state,
         host: sections::host(&model),
@@ -82,9 +84,9 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
         clock: sections::clock(),
         ..Report::default()
     };
-    let stalls = stalls::stalls(&model, &partitions, &connects, dns.labels.clone());
+    let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
-    // HOOK findings: `report.findings = findings::find(&report, &model)`; `report` becomes mutable.
+    report.findings = findings::find(&report, &dns, &options.thresholds);
 
     Analysis {
         report,

@@ -16,7 +16,7 @@ mod label;
 mod row;
 mod share;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// An answer that takes longer than this is called late where no threshold is at hand.
 pub const LATE_NS: u64 = 200_000_000;

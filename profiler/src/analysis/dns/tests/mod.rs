@@ -1,10 +1,8 @@
 //! Scenes as resolvers play them, with real messages.
 
-mod script;
+pub(crate) mod script;
 
 mod earlier;
 mod ladder;
 mod outcome;
 mod random;
-
-pub(crate) use script::{MS, SEC, Script};
