@@ -149,10 +149,15 @@ pub(crate) mod tests {
 
     use super::*;
 
+    /// Any bytes, cut at dots.
+    fn name(text: &str) -> Name {
+        Name::from_labels(text.trim_end_matches('.').split('.').map(str::as_bytes)).unwrap()
+    }
+
     /// A query as a resolver sends it.
     pub(crate) fn query(id: u16, name: &str, qtype: RecordType) -> Vec<u8> {
         let mut packet = Packet::new(id, MessageType::Query, OpCode::Query);
-        packet.add_query(Query::query(Name::from_ascii(name).unwrap(), qtype));
+        packet.add_query(Query::query(self::name(name), qtype));
         packet.to_vec().unwrap()
     }
 
@@ -166,7 +171,7 @@ pub(crate) mod tests {
     ) -> Vec<u8> {
         let mut packet = Packet::new(id, MessageType::Response, OpCode::Query);
         packet.metadata.response_code = rcode;
-        let name = Name::from_ascii(name).unwrap();
+        let name = self::name(name);
         packet.add_query(Query::query(name.clone(), qtype));
         for last in 0..records {
             let address = RData::A(A(Ipv4Addr::new(10, 0, 0, last)));

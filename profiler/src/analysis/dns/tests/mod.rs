@@ -6,3 +6,4 @@ mod earlier;
 mod ladder;
 mod outcome;
 mod random;
+mod whole;
