@@ -66,3 +66,18 @@ fn number(finding: &Finding, field: &str) -> u64 {
 fn strings<'a>(finding: &'a Finding, field: &str) -> Vec<&'a str> {
     finding.proof[field].as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
+
+/// The example in the document is the table of defaults, all of it.
+#[test]
+fn every_limit_is_documented() {
+    let document = include_str!("../../../../../docs/findings.md");
+    let toml = document.split("```toml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let documented: Thresholds = toml::from_str(toml).unwrap();
+    assert_eq!(documented, Thresholds::default());
+    let named = toml.lines().filter(|line| line.contains(" = ")).count();
+    let limits: toml::Table = toml::from_str(&toml::to_string(&documented).unwrap()).unwrap();
+    assert_eq!(
+        named,
+        limits.values().filter_map(|group| group.as_table()).map(toml::Table::len).sum::<usize>()
+    );
+}
