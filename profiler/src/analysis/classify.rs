@@ -1,7 +1,8 @@
 //! What one wait is: a stall on one or several peers, idle time, or another wait.
 //!
 //! - Idle: `accept`; a poll set that holds a listening socket, only descriptors that are no sockets, or
-//!   nothing; sleeping; `futex` with a bit set, which is what condition variables use.
+//!   nothing; sleeping; `futex` with a bit set, which is what condition variables use. But a program that looks
+//!   at a non-blocking socket by turns and sleeps in between waits for the peer all the time.
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
@@ -28,6 +29,8 @@ pub enum Verdict {
     /// Neither stall nor idle.
     Other,
     Idle,
+    /// Waits for nothing but time: idle, unless it is the nap between two looks at a non-blocking descriptor.
+    Sleep,
     /// Waits for the slots that were filled in, at least one.
     Stall,
 }
@@ -76,7 +79,8 @@ const FUTEX_WAIT_BITSET: i32 = 9;
 pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
     slots.clear();
     match wait.call {
-        Call::Accept | Call::Accept4 | Call::Nanosleep | Call::ClockNanosleep => Verdict::Idle,
+        Call::Accept | Call::Accept4 => Verdict::Idle,
+        Call::Nanosleep | Call::ClockNanosleep => Verdict::Sleep,
         Call::Futex if wait.arg & FUTEX_COMMAND == FUTEX_WAIT_BITSET => Verdict::Idle,
         Call::Futex | Call::None => Verdict::Other,
         Call::Connect if is_still_under_way(wait.ret) => Verdict::Other,
@@ -103,9 +107,18 @@ fn classify_poll(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> V
     if fill(context, wait, set, slots) {
         return Verdict::Stall;
     }
-    let all_known = set.len() >= usize::from(wait.set_size);
-    let work = set.iter().all(|awaited| class(awaited) == Some(SocketClass::NotASocket));
-    if all_known && work && wait.call != Call::IoUringEnter { Verdict::Idle } else { Verdict::Other }
+    let work = |awaited: &Awaited| class(awaited) == Some(SocketClass::NotASocket);
+    if wait.call == Call::IoUringEnter {
+        Verdict::Other
+    } else if set.is_empty() {
+        // A set that could not be looked at is no timer.
+        if wait.set_size == 0 { Verdict::Sleep } else { Verdict::Other }
+    } else if set.iter().all(work) {
+        // Of a large set the probes keep the sockets, so what they leave out are no sockets either.
+        Verdict::Idle
+    } else {
+        Verdict::Other
+    }
 }
 
 fn classify_call(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {

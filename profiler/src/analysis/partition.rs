@@ -4,7 +4,8 @@
 //!
 //! Where waits overlap, the ordinary (blocking) call that began last wins: it is the innermost. What
 //! ordinary calls leave free belongs to waits on non-blocking descriptors: first those that are stalls, to
-//! equal parts among all descriptors awaited at that moment, then idle ones.
+//! equal parts among all descriptors awaited at that moment, then idle ones. A program that sleeps between its
+//! looks waits for its peers all the same, so sleep leaves its time free too.
 
 mod spin;
 
@@ -51,18 +52,22 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
     let mut result = ThreadPartition::default();
     let mut slots = Vec::new();
     let spins = track.waits.iter().any(|wait| wait.flags.nonblocking);
-    let mut taken = Vec::new();
+    let mut taken = spin::Taken::default();
     innermost(track, |index, wait, span| {
-        match classify(context, wait, &mut slots) {
+        let verdict = classify(context, wait, &mut slots);
+        match verdict {
             Verdict::Other => {}
-            Verdict::Idle => result.idle_ns += span.len(),
+            // What of it belongs to a spin is decided with the spins.
+            Verdict::Sleep if spins => {}
+            Verdict::Idle | Verdict::Sleep => result.idle_ns += span.len(),
             Verdict::Stall => {
                 result.stalled_ns += span.len();
                 share_out(index, &slots, span, &mut result.pieces);
             }
         }
         if spins {
-            taken.push(span);
+            let list = if verdict == Verdict::Sleep { &mut taken.naps } else { &mut taken.calls };
+            list.push(span);
         }
     });
     if spins {

@@ -98,6 +98,29 @@ mod tests {
     }
 
     #[test]
+    fn an_event_loop_s_last_look_and_its_sleep_are_one_wait() {
+        let peer = || vec![readable(tcp(1, "10.0.1.1:80"))];
+        let mut trace = Trace::new();
+        trace.wait(spin(wait(Call::Recvfrom, 1100, 1400, peer()))).wait(wait(
+            Call::EpollWait,
+            1105,
+            1395,
+            peer(),
+        ));
+        let analysis = trace.analyse();
+        let rows: Vec<_> = analysis.report.sockets.iter().map(row).collect();
+        assert_eq!(rows, [("10.0.1.1:80", "recv", 100, 1, 300, 0)]);
+        assert_eq!(analysis.report.sockets[0].duration.sum_ns, 290);
+
+        // A sleep on another peer leaves it a wait of its own.
+        trace.0.pop();
+        trace.wait(wait(Call::EpollWait, 1105, 1395, vec![readable(tcp(2, "10.0.1.2:80"))]));
+        let analysis = trace.analyse();
+        let rows: Vec<_> = analysis.report.sockets.iter().map(row).collect();
+        assert_eq!(rows, [("10.0.1.2:80", "recv", 100, 1, 290, 0), ("10.0.1.1:80", "recv", 100, 1, 10, 0)]);
+    }
+
+    #[test]
     fn looks_that_found_nothing_are_added_up() {
         let peer = || vec![tcp(1, "10.0.1.1:80")];
         let analysis = Trace::new()

@@ -7,6 +7,7 @@ use super::report::{CauseRow, Distribution, Domain, ThreadRow, Totals};
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::thread::ThreadTrack;
+use crate::model::wait::{Awaited, WaitSpan};
 
 /// One row a thread. Its parts add up to `wall_ns`: stalled and idle time are measured exactly; CPU times
 /// come from the kernel's own account, with what the thread span in a busy wait taken out of `running_ns`;
@@ -86,15 +87,44 @@ pub fn tally<K: Ord + Copy>(
         let Some((index, key, _)) = group.first() else { continue };
         let Some(wait) = track.waits.get(*index as usize) else { continue };
         let tally = into.entry(*key).or_default();
-        tally.waits += 1;
         tally.polls = tally.polls.saturating_add(u64::from(wait.polls));
-        tally.durations.push(clipped(track, wait).len());
-        let in_flight = group.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
-        tally.in_flight += u64::from(in_flight);
         for (_, _, piece) in group {
             tally.stalled_ns = tally.stalled_ns.saturating_add(piece.weight_ns);
         }
+        let held_ns = group.iter().map(|(_, _, piece)| piece.span.len()).sum();
+        if is_part_of_a_call(model, track, *index, held_ns) {
+            continue;
+        }
+        tally.waits += 1;
+        tally.durations.push(clipped(track, wait).len());
+        let in_flight = group.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
+        tally.in_flight += u64::from(in_flight);
     }
+}
+
+/// Calls that are looked through for the one that a non-blocking wait is a part of.
+const LOOK_AHEAD: usize = 64;
+
+/// An event loop reads until there is nothing more, and then sleeps in `epoll_wait` until the same
+/// descriptor has something. That is one wait and not two: the sleep, with what little the look before it
+/// has outside of it.
+fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u64) -> bool {
+    let index = index as usize;
+    let Some(wait) = track.waits.get(index).filter(|wait| wait.flags.nonblocking) else { return false };
+    if held_ns.saturating_mul(2) >= clipped(track, wait).len() {
+        return false;
+    }
+    let ino = |awaited: &Awaited| model.sockets.get(awaited.socket).map_or(0, |info| info.ino);
+    let own = model.sets.get(wait.set);
+    let has_own = |other: &WaitSpan| {
+        model
+            .sets
+            .get(other.set)
+            .iter()
+            .any(|one| own.iter().any(|two| ino(one) != 0 && ino(one) == ino(two)))
+    };
+    let later = track.waits.iter().skip(index + 1).take_while(|other| other.start_ns < wait.end_ns);
+    later.take(LOOK_AHEAD).any(|other| !other.flags.nonblocking && has_own(other))
 }
 
 /// Causes by stalled time, the largest first. `sched.runq` counts threads and has no single spans.

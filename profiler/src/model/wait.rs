@@ -98,6 +98,10 @@ pub fn is_poll(call: Call) -> bool {
     )
 }
 
+fn is_epoll(call: Call) -> bool {
+    matches!(call, Call::EpollWait | Call::EpollPwait | Call::EpollPwait2)
+}
+
 /// What `call` on `socket` waits for. A set that asks for neither reading nor writing waits for the peer
 /// to hang up, which is reading.
 fn interest(call: Call, call_fd: i32, socket: &Socket) -> Interest {
@@ -120,9 +124,13 @@ fn interest(call: Call, call_fd: i32, socket: &Socket) -> Interest {
 
 /// Takes a decoded wait into the tables.
 pub fn fold(wait: &Wait, sockets: &mut SocketTable, sets: &mut SetTable, names: &mut Interner) -> WaitSpan {
+    // The kernel adds errors and hang-ups to what an item asks for, so one that asks for nothing is disarmed
+    // (`EPOLLONESHOT`); nothing anywhere means that the events are not known.
+    let armed = is_epoll(wait.call) && wait.sockets.iter().any(|socket| socket.events != 0);
     let set: Vec<Awaited> = wait
         .sockets
         .iter()
+        .filter(|socket| !armed || socket.events != 0)
         .map(|socket| Awaited {
             socket: sockets.intern(socket, names),
             state: socket.state,

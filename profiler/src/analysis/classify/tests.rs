@@ -59,6 +59,20 @@ fn an_empty_poll_set_is_a_timer_but_one_that_was_not_looked_at_is_not() {
 fn a_poll_set_of_pipes_is_idle_and_a_read_of_a_pipe_is_neither() {
     assert_eq!(of(call(Call::Ppoll, vec![readable(no_socket()), readable(no_socket())])), IDLE);
     assert_eq!(of(call(Call::Read, vec![no_socket()])), NEITHER);
+    // The set is larger than what is described of it.
+    assert_eq!(of(Wait { set_size: 40, ..call(Call::Poll, vec![readable(no_socket())]) }), IDLE);
+}
+
+#[test]
+fn disarmed_items_of_an_epoll_set_are_not_awaited() {
+    let disarmed = |socket: Socket| Socket { events: 0, ..socket };
+    let set = vec![disarmed(listener(1)), disarmed(tcp(2, "10.0.0.2:80")), readable(tcp(3, "10.0.0.3:80"))];
+    let analysis = Trace::new().wait(call(Call::EpollWait, set)).analyse();
+    assert_eq!(analysis.stalls.len(), 1);
+    assert_eq!((analysis.stalls[0].peer.as_str(), analysis.stalls[0].weight_ns), ("10.0.0.3:80", 300));
+    // Where the events are unknown, all are.
+    let set = vec![disarmed(tcp(2, "10.0.0.2:80")), disarmed(tcp(3, "10.0.0.3:80"))];
+    assert_eq!(of(call(Call::EpollWait, set)), stall(Cause::SockRecv));
 }
 
 #[test]

@@ -16,14 +16,17 @@ struct Share {
     span: Interval,
 }
 
-/// Adds to `result` what the non-blocking waits have of the time outside of `taken`, which is disjoint and
-/// in order.
-pub(super) fn partition(
-    context: &Context,
-    track: &ThreadTrack,
-    taken: &[Interval],
-    result: &mut ThreadPartition,
-) {
+/// Time that the thread spent in ordinary calls: disjoint intervals in order.
+#[derive(Default)]
+pub(super) struct Taken {
+    pub(super) calls: Vec<Interval>,
+    /// Sleep, which a spin may have and which is idle otherwise.
+    pub(super) naps: Vec<Interval>,
+}
+
+/// Adds to `result` what the non-blocking waits have of the time outside of ordinary calls, and the sleep that
+/// they do not have.
+pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, result: &mut ThreadPartition) {
     let mut shares = Vec::new();
     let mut idle = Vec::new();
     let mut slots = Vec::new();
@@ -34,21 +37,30 @@ pub(super) fn partition(
         }
         match classify(context, wait, &mut slots) {
             Verdict::Other => {}
-            Verdict::Idle => idle.push(span),
+            Verdict::Idle | Verdict::Sleep => idle.push(span),
             Verdict::Stall => slots.iter().for_each(|slot| by_cause(index, slot, span, &mut shares)),
         }
     }
-    let spins = free_of(&union(shares.iter().map(|share| share.span).collect()), taken);
-    let stalled_ns: u64 = spins.iter().map(|span| span.len()).sum();
-    Sweep::new(&shares).run(taken, &mut result.pieces);
+    let stalled = free_of(&union(shares.iter().map(|share| share.span).collect()), &taken.calls);
+    Sweep::new(&shares).run(&taken.calls, &mut result.pieces);
 
-    let mut busy: Vec<Interval> = taken.to_vec();
-    busy.extend(&spins);
+    let mut looking = stalled.clone();
+    looking.extend(&idle);
+    idle.extend(&taken.naps);
+    let mut busy = taken.calls.clone();
+    busy.extend(&stalled);
     let idle = free_of(&union(idle), &union(busy));
-    let idle_ns: u64 = idle.iter().map(|span| span.len()).sum();
-    result.stalled_ns += stalled_ns;
-    result.idle_ns += idle_ns;
-    result.spin_ns = stalled_ns + idle_ns;
+    let mut asleep = taken.calls.clone();
+    asleep.extend(&taken.naps);
+    let looking = free_of(&union(looking), &union(asleep));
+
+    result.stalled_ns += total(&stalled);
+    result.idle_ns += total(&idle);
+    result.spin_ns = total(&looking);
+}
+
+fn total(spans: &[Interval]) -> u64 {
+    spans.iter().map(|span| span.len()).sum()
 }
 
 /// Cuts a slot's wait where its cause changes.

@@ -102,6 +102,22 @@ fn a_blocking_call_that_is_no_stall_takes_its_time_too() {
 }
 
 #[test]
+fn naps_between_looks_are_part_of_the_wait_and_other_sleep_is_idle() {
+    let analysis = Trace::new()
+        .wait(spin(wait(Call::Recvfrom, 1100, 1400, vec![peer(1)])))
+        .wait(wait(Call::ClockNanosleep, 1150, 1250, Vec::new()))
+        .wait(wait(Call::Select, 1300, 1350, Vec::new()))
+        .wait(wait(Call::Nanosleep, 1390, 1500, Vec::new()))
+        .times(1000, 0, 0)
+        .times(2000, 400, 0)
+        .analyse();
+    assert_eq!(of_peer(&analysis, 1), [(1100, 1400, 300)]);
+    let row = &analysis.report.threads[0];
+    // It looked for 300 - 100 - 50 - 10 ns, and only that comes out of its running time.
+    assert_eq!((row.stalled_ns, row.idle_ns, row.running_ns), (300, 100, 260));
+}
+
+#[test]
 fn an_idle_spin_has_what_stalled_spins_leave() {
     let analysis = Trace::new()
         .wait(spin(wait(Call::Accept, 1100, 1400, vec![listener(9)])))
@@ -157,6 +173,8 @@ fn threads_are_apart() {
     assert_eq!((row.count, row.in_flight, row.stalled_ns), (300, 300, 300 * 500 - 299 * 150));
 }
 
+const SLEEP: usize = 5;
+
 #[derive(Clone, Debug)]
 struct Case {
     start: u64,
@@ -182,7 +200,7 @@ impl Case {
             2 => (Call::Sendto, vec![tcp(2, "10.0.1.2:80")]),
             3 => (Call::Recvfrom, vec![udp(4, "10.0.0.53:53")]),
             4 => (Call::Connect, vec![tcp(5, "10.0.1.5:80")]),
-            5 => (Call::Nanosleep, Vec::new()),
+            SLEEP => (Call::Nanosleep, Vec::new()),
             6 => (Call::Poll, vec![readable(no_socket())]),
             7 => (Call::Read, vec![unix("/run/app")]),
             _ => (Call::EpollWait, vec![peer(6), readable(udp(4, "10.0.0.53:53")), readable(no_socket())]),
@@ -197,7 +215,7 @@ impl Case {
     }
 
     fn idles(&self) -> bool {
-        matches!(self.kind, 5 | 6)
+        matches!(self.kind, SLEEP | 6)
     }
 }
 
@@ -207,16 +225,20 @@ fn by_hand(cases: &[Case]) -> (u64, u64) {
     for now in 1000..1300 {
         let active = |case: &&Case| case.start <= now && now < case.start + case.len;
         let ordinary = cases.iter().filter(active).filter(|case| !case.nonblocking);
+        let spins = || cases.iter().filter(active).filter(|case| case.nonblocking);
+        let stalls = spins().any(Case::stalls);
         // Of those that began last, the one that ends first, and of these the last record.
         let inner = ordinary.min_by_key(|case| (std::cmp::Reverse(case.start), case.len));
-        if let Some(inner) = inner {
-            stalled += u64::from(inner.stalls());
-            idle += u64::from(inner.idles());
-        } else {
-            let spins: Vec<&Case> = cases.iter().filter(active).collect();
-            let stalls = spins.iter().any(|case| case.stalls());
-            stalled += u64::from(stalls);
-            idle += u64::from(!stalls && spins.iter().any(|case| case.idles()));
+        match inner {
+            // Sleep leaves its time to a spin that stalls.
+            Some(inner) if inner.kind != SLEEP || !stalls => {
+                stalled += u64::from(inner.stalls());
+                idle += u64::from(inner.idles());
+            }
+            _ => {
+                stalled += u64::from(stalls);
+                idle += u64::from(!stalls && spins().any(Case::idles));
+            }
         }
     }
     (stalled, idle)
