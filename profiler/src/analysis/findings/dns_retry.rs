@@ -125,7 +125,7 @@ fn finding_of(scene: &Scene<'_>, server: &str, ladder: &Ladder<'_>) -> Option<Fi
     if kept.is_empty() {
         advice.push(resolver::look_at_file(pid));
         advice.push(resolver::ask(pid, ip_of(server), name, ""));
-        advice.push("Queries or answers are lost now and then, or the server drops them under load: `nstat -az UdpInErrors UdpRcvbufErrors` here, query log and rate limits there.".into());
+        advice.push("If it answers by hand, queries or answers are lost on the way, or the server drops them under load: `nstat -az UdpInErrors UdpRcvbufErrors` here, query log and rate limits there.".into());
         advice.push(resolver::meanwhile(scene, server));
     } else {
         advice.push(resolver::ask(

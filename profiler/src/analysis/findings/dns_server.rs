@@ -23,6 +23,8 @@ struct Server<'a> {
     mismatched: u64,
     /// Questions that were given up without an answer.
     given_up: u64,
+    /// Questions for anything but the name of an address.
+    forward: u64,
     lookups: u64,
     failed: u64,
     in_flight: u64,
@@ -75,6 +77,7 @@ impl<'a> Server<'a> {
         self.stalled_ns += asked.stalled_ns;
         self.names.extend(asked.name.as_deref());
         self.transports.insert(asked.transport);
+        self.forward += u64::from(asked.qtype.as_deref() != Some("PTR"));
         let sends = asked.sends.len() as u64;
         match asked.outcome {
             Outcome::Answered { .. } => {
@@ -145,6 +148,10 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
     let limits = &scene.thresholds.dns;
     let repeated = server.failed > 0 && scene.is_repeated(server.refused, server.span_ns());
     let refused = server.refused > 0;
+    // A reverse zone whose own servers are dead makes a healthy resolver look like this.
+    if server.forward == 0 && !refused {
+        return None;
+    }
     // The first query may still be answered: only time tells.
     let in_vain = server.given_up > 0 || server.oldest_ns >= nanos(limits.unreachable_wait);
     let waited = scene.counts(server.stalled_ns, limits.unreachable_stall) && (in_vain || refused);

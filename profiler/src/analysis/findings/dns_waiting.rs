@@ -80,8 +80,10 @@ fn finding_of(scene: &Scene<'_>, server: &str, waiting: &Waiting<'_>) -> Finding
         );
     }
     advice.push(resolver::meanwhile(scene, server));
+    // A query that has just been sent may well be answered.
+    let failing = waiting.age_ns >= nanos(scene.thresholds.dns.unreachable_wait);
     let severity =
-        scene.severity(Weight { lost_ns: waiting.stalled_ns, failing: true, in_flight_ns: waiting.age_ns });
+        scene.severity(Weight { lost_ns: waiting.stalled_ns, failing, in_flight_ns: waiting.age_ns });
     let threads: Vec<u32> = waiting.threads.iter().map(|(_, tid)| *tid).take(super::text::LISTED).collect();
     let pids: BTreeSet<u32> = waiting.threads.iter().map(|(pid, _)| *pid).collect();
     let proof = json!({

@@ -1,6 +1,6 @@
 //! `net.*`: one peer that is waited for more than others, and hops between racks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use serde_json::json;
@@ -50,14 +50,17 @@ fn slow_peers(scene: &Scene<'_>) -> Vec<Finding> {
             threads.entry((row.pid, row.tid)).or_default().push((&row.peer, wait));
         }
     }
+    let walls: BTreeMap<(u32, u32), u64> =
+        scene.report.threads.iter().map(|row| ((row.pid, row.tid), row.wall_ns)).collect();
     let mut found: BTreeMap<String, SlowPeer> = BTreeMap::new();
     for (thread, rows) in threads {
+        let wall_ns = walls.get(&thread).copied().unwrap_or(scene.window_ns());
         let by_port = sum(&rows, ToString::to_string);
         let by_host = sum(&rows, |peer| ip_of(peer).map_or_else(String::new, |ip| ip.to_string()));
         // Connections to one host may be many.
-        let worst = stands_out(scene, thread, &by_port)
-            .or_else(|| stands_out(scene, thread, &by_host).filter(|_| by_host.len() > 1));
-        if let Some((peer, next_ns, wall_ns, peers)) = worst {
+        let worst = stands_out(scene, wall_ns, &by_port)
+            .or_else(|| stands_out(scene, wall_ns, &by_host).filter(|_| by_host.len() > 1));
+        if let Some((peer, next_ns, peers)) = worst {
             let all = if by_port.contains_key(&peer) { &by_port } else { &by_host };
             let Wait { stalled_ns, waits, in_flight } = all.get(&peer).copied().unwrap_or_default();
             let total: u64 = all.values().map(|wait| wait.stalled_ns).sum();
@@ -86,26 +89,24 @@ fn sum(rows: &[(&str, Wait)], key: impl Fn(&str) -> String) -> BTreeMap<String, 
     sums
 }
 
-/// The peer that this thread waits for far more than for any other, the time for the next one, the thread's
-/// own time, and the number of peers.
+/// The peer that a thread present for `wall_ns` waits for far more than for any other, the time for the next
+/// one, and the number of peers.
 fn stands_out(
     scene: &Scene<'_>,
-    (pid, tid): (u32, u32),
+    wall_ns: u64,
     peers: &BTreeMap<String, Wait>,
-) -> Option<(String, u64, u64, usize)> {
+) -> Option<(String, u64, usize)> {
     let limits = &scene.thresholds.net;
     let mut ordered: Vec<(&String, u64)> = peers.iter().map(|(peer, wait)| (peer, wait.stalled_ns)).collect();
     ordered.sort_by_key(|(peer, stalled)| (std::cmp::Reverse(*stalled), *peer));
     let (worst, stalled_ns) = ordered.first().copied()?;
     let next_ns = ordered.get(1).map_or(0, |(_, stalled)| *stalled);
     let total: u64 = ordered.iter().map(|(_, stalled)| *stalled).sum();
-    let row = scene.report.threads.iter().find(|row| (row.pid, row.tid) == (pid, tid));
-    let wall_ns = row.map_or(scene.window_ns(), |row| row.wall_ns);
     let large = stalled_ns >= nanos(limits.slow_peer_stall)
         && stalled_ns as f64 >= limits.slow_peer_share * wall_ns as f64
         && stalled_ns as f64 >= limits.slow_peer_part * total as f64;
     let leads = stalled_ns as f64 >= limits.slow_peer_lead * next_ns as f64;
-    (large && leads).then(|| (worst.clone(), next_ns, wall_ns, ordered.len()))
+    (large && leads).then(|| (worst.clone(), next_ns, ordered.len()))
 }
 
 /// From this side a late sender and a slow wire look the same, and with a single peer there is nothing to
@@ -162,13 +163,11 @@ fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
 
 /// Time that threads waited for data of these hosts.
 fn waited_for(scene: &Scene<'_>, hops: &[&HopRow]) -> u64 {
+    let hosts: BTreeSet<&str> = hops.iter().map(|hop| hop.peer.as_str()).collect();
     let rows = scene.report.sockets.iter().filter(|row| row.direction == "recv");
-    rows.filter(|row| {
-        let ip = ip_of(&row.peer).map(|ip| ip.to_string());
-        hops.iter().any(|hop| ip.as_deref() == Some(hop.peer.as_str()))
-    })
-    .map(|row| row.stalled_ns)
-    .sum()
+    rows.filter(|row| ip_of(&row.peer).is_some_and(|ip| hosts.contains(ip.to_string().as_str())))
+        .map(|row| row.stalled_ns)
+        .sum()
 }
 
 fn median(mut values: Vec<u64>) -> u64 {

@@ -40,7 +40,8 @@ pub(super) fn look_at_file(pid: u32) -> String {
 /// Asks the server by hand, from the process's own network.
 pub(super) fn ask(pid: u32, server: Option<IpAddr>, name: Option<&str>, more: &str) -> String {
     let name = in_command(name);
-    dig(pid, server, &format!("{name} {more}"))
+    let of_address = if name.rsplit('.').next() == Some("arpa") { "PTR " } else { "" };
+    dig(pid, server, &format!("{name} {of_address}{more}"))
 }
 
 /// The same for the name of an address.
@@ -60,7 +61,7 @@ pub(super) fn revive(pid: u32, server: IpAddr) -> Vec<String> {
     if server.is_loopback() {
         lines.push(format!("nsenter -t {pid} -n ss -lnup 'sport = :53'    # does anybody listen there?"));
     } else {
-        lines.push(format!("nsenter -t {pid} -n ip route get {server}; ping -c 3 {server}    # the way to it, and firewalls for UDP and TCP 53"));
+        lines.push(format!("nsenter -t {pid} -n ip route get {server}; nsenter -t {pid} -n ping -c 3 {server}    # the way to it, and firewalls for UDP and TCP 53"));
     }
     if server == RESOLVED_STUB {
         lines.push("systemctl status systemd-resolved; systemctl restart systemd-resolved    # 127.0.0.53 is its stub; inside a container nobody listens there".to_string());

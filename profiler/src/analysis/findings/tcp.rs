@@ -16,16 +16,22 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
     for row in scene.report.connects.iter().filter(|row| !row.peer.is_empty()) {
         peers.entry(&row.peer).or_default().take(row);
     }
+    // Threads by the ports that they got a connection to, and how many peers that were.
+    let mut connected: BTreeMap<(&str, (u32, u32)), u64> = BTreeMap::new();
+    for (name, peer) in peers.iter().filter(|(_, peer)| peer.ok > 0) {
+        for thread in &peer.threads {
+            *connected.entry((port(name), *thread)).or_default() += 1;
+        }
+    }
     let mut findings = Vec::new();
     for (name, peer) in &peers {
         findings.extend(unreachable(scene, name, peer));
         findings.extend(timeout(scene, name, peer));
-        let elsewhere = peers.iter().any(|(other, facts)| {
-            other != name
-                && facts.ok > 0
-                && port(other) == port(name)
-                && !facts.threads.is_disjoint(&peer.threads)
-        });
+        let own = u64::from(peer.ok > 0);
+        let elsewhere = peer
+            .threads
+            .iter()
+            .any(|thread| connected.get(&(port(name), *thread)).is_some_and(|peers| *peers > own));
         findings.extend(refused(scene, name, peer, elsewhere));
     }
     findings.extend(retransmits(scene));
@@ -103,14 +109,14 @@ impl<'a> Peer<'a> {
         self.pids.first().copied().unwrap_or(0)
     }
 
-    /// ` from 10.0.0.1:4000 (pid 12)`.
+    /// ` (own address 10.0.0.1:4000, pid 12)`.
     fn context(&self) -> String {
         let from = match self.locals.first() {
-            Some(local) => format!(" from {local}"),
+            Some(local) => format!("own address {local}, "),
             None => String::new(),
         };
         let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
-        format!("{from} (pid {})", list(pids.iter().map(String::as_str)))
+        format!(" ({from}pid {})", list(pids.iter().map(String::as_str)))
     }
 }
 
