@@ -167,12 +167,17 @@ impl Connects {
     /// thread has a row with a count of 0, so that the rows add up to `tcp.connect`.
     pub fn rows(&self, model: &Model, partitions: &[ThreadPartition]) -> Vec<ConnectRow> {
         let mut rows: BTreeMap<RowKey, (ConnectRow, Vec<u64>)> = BTreeMap::new();
+        let mut spans: BTreeMap<RowKey, Interval> = BTreeMap::new();
         for attempt in &self.attempts {
             let key = (attempt.peer, attempt.outcome, attempt.pid, attempt.tid);
             let (row, handshakes) = rows.entry(key).or_default();
             row.count += 1;
             row.syn_retransmits += u64::from(attempt.syn_retransmits);
             row.began_earlier |= attempt.began_earlier;
+            let span = spans.entry(key).or_insert(attempt.span);
+            span.start_ns = span.start_ns.min(attempt.span.start_ns);
+            span.end_ns = span.end_ns.max(attempt.span.end_ns);
+            row.span_ns = span.end_ns.min(model.window.end_ns).saturating_sub(span.start_ns);
             handshakes.extend(attempt.handshake_ns);
             if let Some(local) = attempt.local.filter(|_| row.local.is_empty()) {
                 row.local = local.to_string();

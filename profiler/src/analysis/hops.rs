@@ -186,7 +186,9 @@ mod tests {
     fn rows(trace: &Trace, topology: Option<&str>) -> Vec<HopRow> {
         let topology = topology.map(|text| Topology::parse(text).unwrap());
         let records = trace.0.iter().cloned();
-        analyse(records, TraceState::default(), &AnalysisOptions { topology }).report.hops
+        analyse(records, TraceState::default(), &AnalysisOptions { topology, ..AnalysisOptions::default() })
+            .report
+            .hops
     }
 
     fn place(row: &HopRow) -> (&str, Option<&str>, &str, &str) {

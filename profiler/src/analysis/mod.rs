@@ -13,7 +13,9 @@ pub mod classify;
 pub mod connects;
 pub mod context;
 pub mod distribution;
+pub mod dns;
 pub mod dns_wait;
+pub mod findings;
 pub mod hops;
 pub mod partition;
 pub mod report;
@@ -28,6 +30,7 @@ pub mod thread_rows;
 pub struct AnalysisOptions {
     /// Without it racks and relations beyond the same host are unknown.
     pub topology: Option<Topology>,
+    pub thresholds: findings::Thresholds,
 }
 
 /// Everything that a view needs.
@@ -61,14 +64,10 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
     let connects = connects::Connects::new(&model);
     let dns_waits = stalls::dns_waits(&model, &partitions);
 
-    // HOOK dns: rows from `model.dns_messages`, `model.api_calls` and `dns_waits`, and a label for each of
-    // `dns_waits`, in their order.
-    let dns_rows = Vec::new();
-    let dns_labels: Vec<String> = Vec::new();
-    let _ = &dns_waits;
+    let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &dns_waits, model.window);
 
     let threads = thread_rows::thread_rows(&model, &partitions);
-    let report = Report {
+    let mut report = Report {
         schema: SCHEMA.to_owned(),
         trace: state,
         host: sections::host(&model),
@@ -78,16 +77,16 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
         totals: thread_rows::totals(&threads),
         causes: thread_rows::cause_rows(&model, &partitions, &threads),
         threads,
-        dns: dns_rows,
+        dns: dns.rows.clone(),
         connects: connects.rows(&model, &partitions),
         sockets: sockets::socket_rows(&model, &partitions),
         hops: hops::hop_rows(&model, options.topology.as_ref()),
         clock: sections::clock(),
         ..Report::default()
     };
-    let stalls = stalls::stalls(&model, &partitions, &connects, dns_labels);
+    let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
-    // HOOK findings: `report.findings = findings::find(&report, &model)`; `report` becomes mutable.
+    report.findings = findings::find(&report, &dns, &options.thresholds);
 
     Analysis {
         report,

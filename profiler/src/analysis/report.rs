@@ -184,6 +184,13 @@ pub struct DnsRow {
     pub latency: Distribution,
     /// Lookups (calls of the API, or bursts of queries with this name) (an addition to the contract).
     pub lookups: u64,
+    /// Messages that came instead of an answer: wrong id or question, unreadable (an addition to the contract).
+    pub mismatched: u64,
+    /// Answers that said that they were cut, so that the question is asked again over TCP (an addition to
+    /// the contract).
+    pub truncated: u64,
+    /// Failed attempts to send (an addition to the contract).
+    pub unsent: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -204,6 +211,9 @@ pub struct ConnectRow {
     pub handshake: Distribution,
     /// The connecting socket's own address (an addition to the contract), empty where unknown.
     pub local: String,
+    /// From the start of the first attempt to the end of the last, or of the recording: the age of the oldest
+    /// attempt where the result is `in_flight` (an addition to the contract).
+    pub span_ns: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ use crate::trace::record::{
 
 pub mod build;
 pub mod cause;
+pub mod dns;
 #[cfg(test)]
 pub mod fixture;
 pub mod intern;

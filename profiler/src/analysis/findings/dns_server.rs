@@ -1,0 +1,281 @@
+//! `dns.resolver_unreachable` and `dns.slow`: what one server did.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use serde_json::json;
+
+use super::text::{count, in_command, ip_of, list, some, time};
+use super::{Scene, Weight, finding, nanos, resolver};
+use crate::analysis::dns::{Asked, Lookup};
+use crate::analysis::report::{Distribution, Finding};
+use crate::model::cause::Cause;
+use crate::model::dns::query::Outcome;
+
+/// Everything that was asked of one server over UDP and TCP.
+#[derive(Default)]
+struct Server<'a> {
+    /// Messages that the server owes an answer to, or that were refused.
+    attempts: u64,
+    answers: u64,
+    refused: u64,
+    /// Unreadable or foreign messages came from it: it is there.
+    mismatched: u64,
+    /// Questions that were given up without an answer.
+    given_up: u64,
+    /// Questions for anything but the name of an address.
+    forward: u64,
+    lookups: u64,
+    failed: u64,
+    in_flight: u64,
+    oldest_ns: u64,
+    stalled_ns: u64,
+    stalled_for_answers_ns: u64,
+    stalled_in_vain_ns: u64,
+    latencies: Vec<u64>,
+    first_ns: Option<u64>,
+    last_ns: u64,
+    began_earlier: bool,
+    errno: i32,
+    names: BTreeSet<&'a str>,
+    apis: BTreeSet<&'a str>,
+    pids: BTreeSet<u32>,
+    transports: BTreeSet<&'a str>,
+}
+
+/// Whether nobody gave this lookup what it wanted. What is in flight has not failed yet.
+pub(super) fn has_failed(lookup: &Lookup) -> bool {
+    let success = |asked: &Asked| matches!(asked.outcome, Outcome::Answered { rcode: 0, answers } if answers > 0 || asked.truncated);
+    !lookup.in_flight && !lookup.asked.iter().any(success)
+}
+
+fn by_server<'a>(scene: &Scene<'a>) -> BTreeMap<&'a str, Server<'a>> {
+    let mut servers: BTreeMap<&str, Server<'a>> = BTreeMap::new();
+    for lookup in &scene.dns.lookups {
+        let mut seen = BTreeSet::new();
+        for asked in &lookup.asked {
+            if asked.transport == "unix" || asked.server.is_empty() {
+                continue;
+            }
+            let server = servers.entry(&asked.server).or_default();
+            server.take(asked);
+            if seen.insert(asked.server.as_str()) {
+                server.take_lookup(lookup);
+            }
+        }
+    }
+    for row in &scene.dns.rows {
+        if let Some(server) = servers.get_mut(row.server.as_str()) {
+            server.mismatched += row.mismatched;
+        }
+    }
+    servers
+}
+
+impl<'a> Server<'a> {
+    fn take(&mut self, asked: &'a Asked) {
+        self.stalled_ns += asked.stalled_ns;
+        self.names.extend(asked.name.as_deref());
+        self.transports.insert(asked.transport);
+        self.forward += u64::from(asked.qtype.as_deref() != Some("PTR"));
+        let sends = asked.sends.len() as u64;
+        match asked.outcome {
+            Outcome::Answered { .. } => {
+                self.answers += 1;
+                self.stalled_for_answers_ns += asked.stalled_ns;
+                self.latencies.extend(asked.latency_ns);
+            }
+            Outcome::Refused { errno } => {
+                self.attempts += sends;
+                self.refused += 1;
+                self.errno = errno;
+            }
+            // Another server was faster: nothing can be said of this one.
+            Outcome::Elsewhere => {}
+            Outcome::Open | Outcome::GivenUp => {
+                self.attempts += sends;
+                self.stalled_in_vain_ns += asked.stalled_ns;
+                self.given_up += u64::from(!asked.in_flight && asked.stalled_ns > 0);
+            }
+        }
+    }
+
+    fn take_lookup(&mut self, lookup: &'a Lookup) {
+        self.lookups += 1;
+        self.failed += u64::from(has_failed(lookup));
+        if lookup.in_flight {
+            self.in_flight += 1;
+            self.oldest_ns = self.oldest_ns.max(lookup.longest_wait_ns);
+        }
+        self.first_ns = Some(self.first_ns.map_or(lookup.start_ns, |first| first.min(lookup.start_ns)));
+        self.last_ns = self.last_ns.max(lookup.end_ns);
+        self.began_earlier |= lookup.began_earlier;
+        self.pids.insert(lookup.pid);
+        if !lookup.api.is_empty() {
+            self.apis.insert(lookup.api);
+        }
+    }
+
+    fn span_ns(&self) -> u64 {
+        self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns))
+    }
+
+    /// ` for node01, in getaddrinfo, pid 12`.
+    fn context(&self) -> String {
+        let mut text = String::new();
+        if !self.names.is_empty() {
+            let _ = write!(text, " for {}", list(self.names.iter().copied()));
+        }
+        if !self.apis.is_empty() {
+            let _ = write!(text, " in {}", list(self.apis.iter().copied()));
+        }
+        let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
+        let _ = write!(text, " (pid {})", list(pids.iter().map(String::as_str)));
+        text
+    }
+}
+
+/// A server that answered nothing at all, or refuses everything.
+pub(super) fn unreachable(scene: &Scene<'_>) -> Vec<Finding> {
+    let servers = by_server(scene);
+    servers.iter().filter_map(|(name, server)| unreachable_server(scene, name, server)).collect()
+}
+
+fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Option<Finding> {
+    if server.answers > 0 || server.mismatched > 0 {
+        return None;
+    }
+    let limits = &scene.thresholds.dns;
+    let repeated = server.failed > 0 && scene.is_repeated(server.refused, server.span_ns());
+    let refused = server.refused > 0;
+    // A reverse zone whose own servers are dead makes a healthy resolver look like this.
+    if server.forward == 0 && !refused {
+        return None;
+    }
+    // The first query may still be answered: only time tells.
+    let in_vain = server.given_up > 0 || server.oldest_ns >= nanos(limits.unreachable_wait);
+    let waited = scene.counts(server.stalled_ns, limits.unreachable_stall) && (in_vain || refused);
+    if !waited && !repeated {
+        return None;
+    }
+    let summary = if refused {
+        let what = if server.errno == libc::ECONNREFUSED {
+            "refuses every query (ICMP: nobody listens on the port)"
+        } else {
+            "cannot be reached (ICMP)"
+        };
+        format!(
+            "{name} {what}: {} in {}, {} waited{}",
+            count(server.refused, "refusal", "refusals"),
+            time(server.span_ns()),
+            time(server.stalled_ns),
+            server.context()
+        )
+    } else {
+        let sent = match server.attempts {
+            0 => "the query was sent before the recording".to_string(),
+            attempts => format!("{} sent", count(attempts, "query", "queries")),
+        };
+        format!(
+            "{name} never answered: {sent}, no answer, {} waited{}",
+            time(server.stalled_ns),
+            server.context()
+        )
+    };
+    let lost_ns = if repeated { server.stalled_ns.max(server.span_ns()) } else { server.stalled_ns };
+    let failing = server.failed > 0 || server.in_flight > 0;
+    let severity = scene.severity(Weight { lost_ns, failing, in_flight_ns: server.oldest_ns });
+    let pid = server.pids.first().copied().unwrap_or(0);
+    let mut advice = vec![resolver::look_at_file(pid)];
+    if let Some(ip) = ip_of(name) {
+        advice.push(resolver::ask(pid, Some(ip), server.names.first().copied(), ""));
+        advice.extend(resolver::revive(pid, ip));
+    }
+    advice.push(resolver::meanwhile(scene, name));
+    let named = ip_of(name).is_some_and(|ip| resolver::nameservers(scene).contains(&ip));
+    let proof = json!({
+        "server": name,
+        "transports": some(&server.transports),
+        "attempts": server.attempts,
+        "answered": 0,
+        "refused": server.refused,
+        "lookups": server.lookups,
+        "failed_lookups": server.failed,
+        "in_flight": server.in_flight,
+        "longest_wait_ns": server.oldest_ns,
+        "span_ns": server.span_ns(),
+        "stalled_ns": server.stalled_ns,
+        "names": some(&server.names),
+        "pids": some(&server.pids),
+        "began_earlier": server.began_earlier,
+        "in_resolv_conf": named,
+        "resolv_conf": resolver::configurations(scene),
+    });
+    let id = "dns.resolver_unreachable";
+    Some(finding(id, severity, Cause::DnsResolve, server.stalled_ns, summary, proof, &advice))
+}
+
+/// A server that answers, but late, or so often that it adds up.
+pub(super) fn slow(scene: &Scene<'_>) -> Vec<Finding> {
+    let servers = by_server(scene);
+    servers.iter().filter_map(|(name, server)| slow_server(scene, name, server)).collect()
+}
+
+fn slow_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Option<Finding> {
+    let limits = &scene.thresholds.dns;
+    let latency = Distribution::of(server.latencies.clone());
+    let stalled_ns = server.stalled_for_answers_ns;
+    let late = latency.p50_ns >= nanos(limits.late) && scene.counts(stalled_ns, limits.slow_stall);
+    let busy = scene.counts(stalled_ns, limits.busy_stall)
+        && scene.share(stalled_ns) >= scene.thresholds.general.warning_share;
+    if !late && !busy {
+        return None;
+    }
+    let answers = count(server.answers, "answer", "answers");
+    let summary = if late {
+        format!(
+            "{name} answers late: {answers}, {} at the median, {} at most; {} waited{}",
+            time(latency.p50_ns),
+            time(latency.max_ns),
+            time(stalled_ns),
+            server.context()
+        )
+    } else {
+        format!(
+            "lookups at {name} add up: {answers} in {}, {} waited{}",
+            count(server.lookups, "lookup", "lookups"),
+            time(stalled_ns),
+            server.context()
+        )
+    };
+    let pid = server.pids.first().copied().unwrap_or(0);
+    let example = server.names.first().copied();
+    let mut advice = vec![format!(
+        "for i in 1 2 3; do {}; done | grep 'Query time'    # is the server slow, or its upstream (first query slow, next ones fast)?",
+        resolver::ask(pid, ip_of(name), example, "")
+    )];
+    if ip_of(name).is_some_and(|ip| ip.is_loopback()) {
+        advice.push(
+            "resolvectl statistics; resolvectl status    # which upstream server the local resolver asks"
+                .into(),
+        );
+    } else if let Some(ip) = ip_of(name) {
+        advice.push(format!("ping -c 3 {ip}    # a slow way, or a slow server?"));
+    }
+    advice.push(format!(
+        "A cache on the node (systemd-resolved, nscd, NodeLocal DNSCache) or an entry for {} in /etc/hosts takes the server out of the job's way; a trailing dot on names saves the tries with the search list.",
+        in_command(example)
+    ));
+    let severity = scene.severity(Weight { lost_ns: stalled_ns, ..Weight::default() });
+    let proof = json!({
+        "server": name,
+        "answers": server.answers,
+        "lookups": server.lookups,
+        "latency": latency,
+        "stalled_ns": stalled_ns,
+        "names": some(&server.names),
+        "pids": some(&server.pids),
+        "resolv_conf": resolver::configurations(scene),
+    });
+    Some(finding("dns.slow", severity, Cause::DnsResolve, stalled_ns, summary, proof, &advice))
+}

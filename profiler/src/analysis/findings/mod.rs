@@ -1,0 +1,127 @@
+//! Findings: what is wrong, on which figures that rests, and what to do about it. `docs/findings.md` says
+//! what each means.
+//!
+//! A wrong blame is worse than none: every finding needs a failure that was seen, or a share of the
+//! recording that was really waited, both above the limits of [`Thresholds`].
+
+use serde_json::{Map, Value};
+
+use super::dns::DnsAnalysis;
+use super::report::{Finding, Report, Severity};
+use crate::model::cause::Cause;
+
+mod dns_failure;
+mod dns_retry;
+mod dns_reverse;
+mod dns_server;
+mod dns_waiting;
+mod net;
+mod resolver;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod text;
+pub mod thresholds;
+
+pub use thresholds::Thresholds;
+
+/// All findings of a report whose tables are filled, worst first, then by stalled time.
+pub fn find(report: &Report, dns: &DnsAnalysis, thresholds: &Thresholds) -> Vec<Finding> {
+    let scene = Scene { report, dns, thresholds };
+    let mut findings = Vec::new();
+    findings.extend(dns_server::unreachable(&scene));
+    findings.extend(dns_server::slow(&scene));
+    findings.extend(dns_retry::ladder(&scene));
+    findings.extend(dns_failure::nxdomain(&scene));
+    findings.extend(dns_failure::servfail(&scene));
+    findings.extend(dns_reverse::reverse(&scene));
+    findings.extend(dns_waiting::still_waiting(&scene));
+    findings.extend(tcp::find(&scene));
+    findings.extend(net::find(&scene));
+    findings.sort_by(|a, b| {
+        let order = |finding: &Finding| (finding.severity, std::cmp::Reverse(finding.stalled_ns));
+        order(a).cmp(&order(b)).then_with(|| (&a.id, &a.summary).cmp(&(&b.id, &b.summary)))
+    });
+    findings
+}
+
+/// What findings are drawn from.
+struct Scene<'a> {
+    report: &'a Report,
+    dns: &'a DnsAnalysis,
+    thresholds: &'a Thresholds,
+}
+
+/// How bad it is, as [`Scene::severity`] weighs it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Weight {
+    /// Time blocked, or the span over which failures were repeated.
+    lost_ns: u64,
+    /// Something did not work, as against worked slowly.
+    failing: bool,
+    /// Age of the oldest wait that had not ended when the recording stopped.
+    in_flight_ns: u64,
+}
+
+impl Scene<'_> {
+    fn window_ns(&self) -> u64 {
+        self.report.target.duration_ns
+    }
+
+    /// Share of the recording; sums over threads can exceed 1.
+    fn share(&self, ns: u64) -> f64 {
+        match self.window_ns() {
+            0 => 1.0,
+            window => ns as f64 / window as f64,
+        }
+    }
+
+    /// Whether a time is worth a finding: at least `least_ns`, and the general share of the recording.
+    fn counts(&self, ns: u64, least: std::time::Duration) -> bool {
+        ns >= nanos(least) && self.share(ns) >= self.thresholds.general.min_share
+    }
+
+    /// - critical: it fails, and that takes the critical share of the recording or something has been stuck for
+    ///   longer than `stuck_for`;
+    /// - warning: it fails repeatedly or for the warning share, or works and takes the warning share;
+    /// - info: the rest.
+    fn severity(&self, weight: Weight) -> Severity {
+        let general = &self.thresholds.general;
+        let share = self.share(weight.lost_ns);
+        let stuck = weight.in_flight_ns >= nanos(general.stuck_for);
+        if weight.failing && (stuck || share >= general.critical_share) {
+            Severity::Critical
+        } else if share >= general.warning_share {
+            Severity::Warning
+        } else {
+            Severity::Info
+        }
+    }
+
+    /// Failures that come again and again: as many as `dns.repeated` over `dns.repeated_span`.
+    fn is_repeated(&self, count: u64, span_ns: u64) -> bool {
+        let dns = &self.thresholds.dns;
+        count >= dns.repeated && span_ns >= nanos(dns.repeated_span)
+    }
+}
+
+fn nanos(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A finding from its parts; `proof` is a JSON object.
+fn finding(
+    id: &str,
+    severity: Severity,
+    cause: Cause,
+    stalled_ns: u64,
+    summary: String,
+    proof: Value,
+    advice: &[String],
+) -> Finding {
+    let proof = match proof {
+        Value::Object(proof) => proof,
+        _ => Map::new(),
+    };
+    Finding { id: id.to_string(), severity, summary, cause, stalled_ns, proof, advice: advice.join("\n") }
+}

@@ -1,0 +1,83 @@
+//! Scenes and the findings that they must, and must not, give.
+
+use serde_json::Value;
+
+use super::{Thresholds, find};
+use crate::analysis::dns::DnsAnalysis;
+use crate::analysis::dns::tests::script::Script;
+use crate::analysis::report::{EnvironmentRow, Finding, Report, TargetRow};
+
+mod dns;
+mod dns_failure;
+mod net;
+mod tcp;
+
+fn report(duration_ns: u64) -> Report {
+    Report { target: TargetRow { pids: vec![100], duration_ns, ..TargetRow::default() }, ..Report::default() }
+}
+
+fn of_report(report: &Report) -> Vec<Finding> {
+    check(find(report, &DnsAnalysis::default(), &Thresholds::default()))
+}
+
+fn of_script(script: &Script) -> Vec<Finding> {
+    let dns = script.play();
+    let mut report = report(script.window.end_ns - script.window.start_ns);
+    report.dns.clone_from(&dns.rows);
+    report.environment.push(EnvironmentRow {
+        what: "resolv.conf".to_string(),
+        value: "nameserver 10.0.0.53; nameserver 10.0.0.54; search example; timeout 5s; attempts 2; ndots 1"
+            .to_string(),
+    });
+    check(find(&report, &dns, &Thresholds::default()))
+}
+
+/// What holds for every finding.
+fn check(findings: Vec<Finding>) -> Vec<Finding> {
+    for finding in &findings {
+        assert!(!finding.advice.is_empty() && !finding.proof.is_empty(), "{finding:?}");
+        assert!(!finding.summary.contains('\n') && finding.summary.len() < 400, "{}", finding.summary);
+        if let Some(stalled) = finding.proof.get("stalled_ns") {
+            assert_eq!(stalled.as_u64(), Some(finding.stalled_ns));
+        }
+    }
+    let order: Vec<_> = findings.iter().map(|finding| finding.severity).collect();
+    assert!(order.is_sorted(), "worst first");
+    findings
+}
+
+fn ids(findings: &[Finding]) -> Vec<&str> {
+    let mut ids: Vec<&str> = findings.iter().map(|finding| finding.id.as_str()).collect();
+    ids.sort_unstable();
+    ids
+}
+
+fn get<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
+    let mut found = findings.iter().filter(|finding| finding.id == id);
+    let finding = found.next().unwrap_or_else(|| panic!("no {id} among {:?}", ids(findings)));
+    assert!(found.next().is_none(), "more than one {id}");
+    finding
+}
+
+fn number(finding: &Finding, field: &str) -> u64 {
+    finding.proof.get(field).and_then(Value::as_u64).unwrap_or_else(|| panic!("no number {field}"))
+}
+
+fn strings<'a>(finding: &'a Finding, field: &str) -> Vec<&'a str> {
+    finding.proof[field].as_array().unwrap().iter().filter_map(Value::as_str).collect()
+}
+
+/// The example in the document is the table of defaults, all of it.
+#[test]
+fn every_limit_is_documented() {
+    let document = include_str!("../../../../../docs/findings.md");
+    let toml = document.split("```toml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let documented: Thresholds = toml::from_str(toml).unwrap();
+    assert_eq!(documented, Thresholds::default());
+    let named = toml.lines().filter(|line| line.contains(" = ")).count();
+    let limits: toml::Table = toml::from_str(&toml::to_string(&documented).unwrap()).unwrap();
+    assert_eq!(
+        named,
+        limits.values().filter_map(|group| group.as_table()).map(toml::Table::len).sum::<usize>()
+    );
+}

@@ -1,0 +1,262 @@
+//! The one table of limits. A file of the user's can replace any of them; durations are written `200ms`,
+//! ratios `5%`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ThresholdsError {
+    #[error("{path}: {source}")]
+    Read { path: String, source: std::io::Error },
+    /// Not TOML, an unknown name, a value out of range. The message has line and column.
+    #[error("{path}: {}", source.to_string().trim_end())]
+    Parse { path: String, source: toml::de::Error },
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Thresholds {
+    pub general: General,
+    pub dns: Dns,
+    pub tcp: Tcp,
+    pub net: Net,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct General {
+    /// Least share of the recording that a finding about waiting needs.
+    #[serde(with = "ratio")]
+    pub min_share: f64,
+    /// From this share on it is a warning.
+    #[serde(with = "ratio")]
+    pub warning_share: f64,
+    /// From this share on a failure is critical.
+    #[serde(with = "ratio")]
+    pub critical_share: f64,
+    /// A failing wait in flight that is older is critical.
+    #[serde(with = "span")]
+    pub stuck_for: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dns {
+    /// `dns.resolver_unreachable`: total time waited in vain.
+    #[serde(with = "span")]
+    pub unreachable_stall: Duration,
+    /// `dns.resolver_unreachable`: with no query given up yet, age of the oldest wait.
+    #[serde(with = "span")]
+    pub unreachable_wait: Duration,
+    /// `dns.slow`: median of the answers' latency.
+    #[serde(with = "span")]
+    pub late: Duration,
+    /// `dns.slow`: total time waited for late answers.
+    #[serde(with = "span")]
+    pub slow_stall: Duration,
+    /// `dns.slow`: total time waited for answers that are each in time.
+    #[serde(with = "span")]
+    pub busy_stall: Duration,
+    /// `dns.retry_ladder`: a question that is sent again after less was not timed out by a resolver.
+    #[serde(with = "span")]
+    pub retry_step: Duration,
+    /// `dns.retry_ladder`: total time waited in such lookups.
+    #[serde(with = "span")]
+    pub retry_stall: Duration,
+    /// Failures that count as repeated, also of `tcp.connect_refused` …
+    pub repeated: u64,
+    /// … when the first and the last are this far apart.
+    #[serde(with = "span")]
+    pub repeated_span: Duration,
+    /// `dns.servfail`, `dns.nxdomain`: total time waited where no lookup failed for it.
+    #[serde(with = "span")]
+    pub error_stall: Duration,
+    /// `dns.reverse_lookup`: total time waited.
+    #[serde(with = "span")]
+    pub reverse_stall: Duration,
+    /// `dns.still_waiting`: age at the end of the recording.
+    #[serde(with = "span")]
+    pub still_waiting: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tcp {
+    /// `tcp.peer_unreachable`, `tcp.connect_timeout`: time without an answer.
+    #[serde(with = "span")]
+    pub connect_wait: Duration,
+    /// `tcp.retransmits`: time waited in which segments were retransmitted.
+    #[serde(with = "span")]
+    pub retransmit_stall: Duration,
+    /// `tcp.retransmits`: segments to one peer, where no thread waited for them.
+    pub retransmits: u64,
+    /// `tcp.retransmits`: the same for each second.
+    pub retransmits_per_second: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Net {
+    /// `net.slow_peer`: time that a thread waited for data of one peer …
+    #[serde(with = "span")]
+    pub slow_peer_stall: Duration,
+    /// … as a share of the thread's time …
+    #[serde(with = "ratio")]
+    pub slow_peer_share: f64,
+    /// … as a share of all its waiting for data …
+    #[serde(with = "ratio")]
+    pub slow_peer_part: f64,
+    /// … and as a multiple of that for the next peer.
+    pub slow_peer_lead: f64,
+    /// `net.cross_rack_*`: round-trip times seen on each side of a comparison.
+    pub cross_rack_samples: u64,
+    /// `net.cross_rack_latency`, `net.cross_rack_jitter`: multiple of the value inside the rack …
+    pub cross_rack_ratio: f64,
+    /// … and the difference.
+    #[serde(with = "span")]
+    pub cross_rack_rtt: Duration,
+    /// `net.cross_rack_share`: share of all bytes …
+    #[serde(with = "ratio")]
+    pub cross_rack_share: f64,
+    /// … of at least this many.
+    pub cross_rack_bytes: u64,
+}
+
+impl Default for General {
+    fn default() -> General {
+        General {
+            min_share: 0.01,
+            warning_share: 0.05,
+            critical_share: 0.25,
+            stuck_for: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Default for Dns {
+    fn default() -> Dns {
+        Dns {
+            unreachable_stall: Duration::from_secs(1),
+            unreachable_wait: Duration::from_secs(2),
+            late: Duration::from_millis(200),
+            slow_stall: Duration::from_millis(200),
+            busy_stall: Duration::from_secs(1),
+            retry_step: Duration::from_millis(900),
+            retry_stall: Duration::from_secs(1),
+            repeated: 3,
+            repeated_span: Duration::from_secs(1),
+            error_stall: Duration::from_millis(200),
+            reverse_stall: Duration::from_millis(500),
+            still_waiting: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Default for Tcp {
+    fn default() -> Tcp {
+        Tcp {
+            connect_wait: Duration::from_secs(1),
+            retransmit_stall: Duration::from_millis(200),
+            retransmits: 50,
+            retransmits_per_second: 1.0,
+        }
+    }
+}
+
+impl Default for Net {
+    fn default() -> Net {
+        Net {
+            slow_peer_stall: Duration::from_secs(1),
+            slow_peer_share: 0.10,
+            slow_peer_part: 0.5,
+            slow_peer_lead: 2.0,
+            cross_rack_samples: 10,
+            cross_rack_ratio: 2.0,
+            cross_rack_rtt: Duration::from_micros(100),
+            cross_rack_share: 0.5,
+            cross_rack_bytes: 100_000_000,
+        }
+    }
+}
+
+impl Thresholds {
+    /// Reads a user's file; what it does not name keeps its default.
+    pub fn read(path: &std::path::Path) -> Result<Thresholds, ThresholdsError> {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ThresholdsError::Read { path: shown.clone(), source })?;
+        toml::from_str(&text).map_err(|source| ThresholdsError::Parse { path: shown, source })
+    }
+}
+
+/// `200ms`, `1s 500ms`.
+mod span {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&humantime::format_duration(*value))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        let text = String::deserialize(from)?;
+        humantime::parse_duration(&text).map_err(|error| D::Error::custom(format!("{text}: {error}")))
+    }
+}
+
+/// `5%`.
+mod ratio {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{}%", value * 100.0))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        let text = String::deserialize(from)?;
+        let percent = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+        match percent {
+            Some(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent / 100.0),
+            _ => Err(D::Error::custom(format!("{text}: not a ratio such as 5%"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_replaces_what_it_names_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("limits.toml");
+        std::fs::write(&path, "[dns]\nlate = \"50ms\"\n[general]\nwarning_share = \"7.5%\"\n").unwrap();
+        let thresholds = Thresholds::read(&path).unwrap();
+        assert_eq!(thresholds.dns.late, Duration::from_millis(50));
+        assert!((thresholds.general.warning_share - 0.075).abs() < 1e-9);
+        assert_eq!(thresholds.tcp, Tcp::default());
+    }
+
+    #[test]
+    fn an_unknown_name_or_a_bad_value_is_an_error_that_says_where() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("limits.toml");
+        for text in
+            ["[dns]\nlatte = \"50ms\"\n", "[dns]\nlate = \"soon\"\n", "[general]\nmin_share = \"-1%\"\n"]
+        {
+            std::fs::write(&path, text).unwrap();
+            let message = Thresholds::read(&path).unwrap_err().to_string();
+            assert!(message.contains("limits.toml") && message.contains("line 2"), "{message}");
+        }
+        assert!(Thresholds::read(&directory.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn defaults_survive_being_written_and_read() {
+        let text = toml::to_string(&Thresholds::default()).unwrap();
+        assert_eq!(toml::from_str::<Thresholds>(&text).unwrap(), Thresholds::default());
+    }
+}
