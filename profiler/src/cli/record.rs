@@ -122,7 +122,7 @@ pub(super) struct Standard;
 
 impl Narrator for Standard {
     fn opened(&mut self, what: &str) {
-        note(what);
+        note(&format!("recording {what}"));
     }
 }
 
