@@ -83,7 +83,8 @@ pub struct Offsets {
     pub signal_live: u32,
     /// Time of the SYN while the handshake lasts, milliseconds of `CLOCK_MONOTONIC` (low 32 bits).
     pub tcp_retrans_stamp: u32,
-    pub reserved: u32,
+    /// The kernel function that goes on with an interrupted call.
+    pub task_restart_fn: u32,
 }
 
 /// No such member on this kernel.

@@ -5,14 +5,15 @@ use profiler_common::{Call, DnsRecord, Loss};
 
 use crate::call_class::{ACCEPT, ANY_FILE, RECEIVE, SEND, WITH_HEADS};
 use crate::mem::{member, user_bytes};
-use crate::socket::{AF_INET, AF_INET6, describe, file_of, is_socket, set_peer, sock_of};
+use crate::repeat::{DONE, ON, repeat};
+use crate::socket::{AF_INET, AF_INET6, describe, is_socket, own_file, set_peer, sock_of};
 use crate::thread::{Dest, NO_DEST, Thread};
 use crate::user_memory::{Current, UserMemory};
 use crate::{api, emit, maps, offset};
 
 const PORT: u16 = 53;
 /// Messages of one `sendmmsg` or `recvmmsg`; resolvers send two.
-const MESSAGES: u64 = 4;
+const MESSAGES: u32 = 4;
 /// Pieces of one message; with TCP there are two.
 const PIECES: u64 = 4;
 const MSG_PEEK: u32 = 2;
@@ -71,7 +72,7 @@ pub struct Ended {
 #[inline(always)]
 pub fn messages(thread: &mut Thread, tid: u32, ended: &Ended) {
     let call = thread.call;
-    let file = file_of(Current.task(), thread.args[0] as u32);
+    let file = own_file(thread.args[0] as u32);
     if file == 0 || (ANY_FILE.has(call) && !is_socket(file)) {
         return;
     }
@@ -108,10 +109,10 @@ fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
     if flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
         return 0;
     }
-    let mut message = Message { file, base: args[1], pieces: 0, len: 0, name: 0, ret, now_ns, sp };
     if call == Call::Sendmmsg as u32 || call == Call::Recvmmsg as u32 {
-        return record_many(thread, tid, &mut message, args[1]);
+        return record_many(thread, tid, file, ended);
     }
+    let mut message = Message { file, base: args[1], pieces: 0, len: 0, name: 0, ret, now_ns, sp };
     if call == Call::Sendmsg as u32 || call == Call::Recvmsg as u32 {
         let head: MessageHead = Current.read(args[1]).unwrap_or_default();
         message.base = head.pieces;
@@ -126,28 +127,52 @@ fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
     record_one(thread, tid, &message)
 }
 
+/// What the loop over the messages of one call works on.
+#[repr(C)]
+struct Many {
+    thread: *mut Thread,
+    vector: u64,
+    ret: i64,
+    file: u64,
+    now_ns: u64,
+    sp: u64,
+    tid: u32,
+    reserved: u32,
+}
+
 #[inline(always)]
-fn record_many(thread: &mut Thread, tid: u32, message: &mut Message, vector: u64) -> u32 {
-    let ret = message.ret;
-    // What could not be sent is told once, with the first message.
-    let count = if ret < 0 { 1 } else { ret as u64 };
-    let mut index = 0;
-    while index < MESSAGES {
-        if index >= count {
-            break;
-        }
-        let at = vector + index * MMSGHDR;
-        let head: MessageHead = Current.read(at).unwrap_or_default();
-        let len: u32 = Current.read(at + MMSGHDR_LEN).unwrap_or(0);
-        message.base = head.pieces;
-        message.pieces = head.piece_count;
-        message.name = head.name;
-        message.len = if ret < 0 { DNS_CAPTURE as u64 } else { u64::from(len) };
-        message.ret = if ret < 0 { ret } else { i64::from(len) };
-        record_one(thread, tid, message);
-        index += 1;
-    }
+fn record_many(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
+    let Ended { ret, now_ns, sp } = *ended;
+    let vector = thread.args[1];
+    let mut many = Many { thread, vector, ret, file, now_ns, sp, tid, reserved: 0 };
+    repeat(MESSAGES, many_step, &mut many);
     0
+}
+
+#[inline(never)]
+unsafe extern "C" fn many_step(index: u32, many: *mut Many) -> i64 {
+    // SAFETY: `repeat` passes what it was given; the thread's entry is in a map.
+    let (many, thread) = unsafe { (&*many, &mut *(*many).thread) };
+    // What could not be sent is told once, with the first message.
+    let failed = many.ret < 0;
+    if if failed { index > 0 } else { i64::from(index) >= many.ret } {
+        return DONE;
+    }
+    let at = many.vector + u64::from(index) * MMSGHDR;
+    let head: MessageHead = Current.read(at).unwrap_or_default();
+    let len: u32 = Current.read(at + MMSGHDR_LEN).unwrap_or(0);
+    let message = Message {
+        file: many.file,
+        base: head.pieces,
+        pieces: head.piece_count,
+        len: if failed { DNS_CAPTURE as u64 } else { u64::from(len) },
+        name: head.name,
+        ret: if failed { many.ret } else { i64::from(len) },
+        now_ns: many.now_ns,
+        sp: many.sp,
+    };
+    record_one(thread, many.tid, &message);
+    ON
 }
 
 #[inline(never)]

@@ -19,6 +19,10 @@ pub static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(16384, 0);
 #[map]
 pub static CALLS: Array<u16> = Array::with_max_entries(CALL_TABLE, 0);
 
+/// Kernel functions that go on with an interrupted call, by address, and that `Call`. Filled for a snapshot that needs it.
+#[map]
+pub static RESTARTS: HashMap<u64, u32> = HashMap::with_max_entries(16, 0);
+
 /// Threads of the targets that were seen in a watched call, by id.
 #[map]
 pub static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(16384, 0);

@@ -4,12 +4,12 @@
 use core::ffi::c_void;
 use profiler_common::record::{Header, RecordKind, WAIT_NONBLOCKING, WAIT_PAUSED};
 use profiler_common::table::{NONBLOCKING_RECEIVE, NONBLOCKING_SEND};
-use profiler_common::{Loss, NonblockingKey, NonblockingWait, SockRecord, WaitRecord};
+use profiler_common::{Loss, NonblockingKey, NonblockingWait, WaitRecord};
 
 use crate::maps::{EVENTS, NONBLOCKING};
 use crate::regs::UserRegs;
 use crate::thread::{NO_SOCK, Thread};
-use crate::user_memory::{Current, UserMemory};
+use crate::user_memory::Current;
 use crate::wait::SingleWait;
 use crate::{api, emit, settings, socket, stack};
 
@@ -36,7 +36,7 @@ pub fn look(
         open.start_ns = thread.start_ns;
         open.polls = 0;
         open.user_stack = 0;
-        describe(key, &mut open.sock);
+        socket::describe(socket::own_file(key.fd as u32), key.fd as u32, &mut open.sock);
     }
     open.last_ns = now_ns;
     open.polls = open.polls.saturating_add(1);
@@ -52,13 +52,12 @@ pub fn look(
 }
 
 #[inline(always)]
-fn describe(key: &NonblockingKey, out: &mut SockRecord) -> u64 {
-    let fd = key.fd as u32;
-    socket::describe(socket::file_of(Current.task(), fd), fd, out)
-}
-
-#[inline(always)]
 fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
+    // Pipes, event and timer descriptors are none of our business.
+    let file = socket::own_file(key.fd as u32);
+    if !socket::is_socket(file) {
+        return 0;
+    }
     let mut open = NonblockingWait {
         start_ns: thread.start_ns,
         last_ns: now_ns,
@@ -73,11 +72,7 @@ fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64
         bp: regs.bp,
         sock: NO_SOCK,
     };
-    let sock = describe(key, &mut open.sock);
-    // Pipes, event and timer descriptors are none of our business.
-    if sock == 0 {
-        return 0;
-    }
+    let sock = socket::describe(file, key.fd as u32, &mut open.sock);
     crate::tcp::own(sock, &open.sock, thread.tgid);
     if NONBLOCKING.insert(key, &open, 0).is_ok() {
         thread.open_nonblocking += 1;

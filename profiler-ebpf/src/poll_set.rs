@@ -56,60 +56,50 @@ pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
     }
 }
 
-/// What the loops over a set work on.
+/// What the loops over a set work on. It lies on the stack, and the verifier follows every value there: all that
+/// changes from step to step is in the set, which is a map's.
 #[repr(C)]
 struct Walk<M> {
     set: *mut SetWait,
     memory: M,
     args: [u64; 6],
     task: u64,
-    /// `select`: the bits of the present word that are left, and the next word. `epoll`: nodes that wait.
-    bits: [u64; 3],
-    left: u64,
-    word: u32,
-    depth: u32,
-    /// The end was reached.
-    whole: u32,
-    poll: u32,
 }
 
 impl<M: UserMemory> Walk<M> {
     #[inline(always)]
     fn new(set: &mut SetWait, thread: &Thread, memory: M) -> Walk<M> {
-        Walk {
-            set: &raw mut *set,
-            memory,
-            args: thread.args,
-            task: memory.task(),
-            bits: [0; 3],
-            left: 0,
-            word: 0,
-            depth: 0,
-            whole: 0,
-            poll: u32::from(POLL.has(thread.call)),
-        }
-    }
-
-    #[inline(always)]
-    fn run(&mut self, step: unsafe extern "C" fn(u32, *mut Walk<M>) -> i64) -> bool {
-        repeat(LOOK_AT, step, self);
-        self.whole == 0
+        Walk { set: &raw mut *set, memory, args: thread.args, task: memory.task() }
     }
 }
 
-/// Whether the set is larger than what is looked at.
+/// Takes the steps. Whether the set is larger than what is looked at.
+#[inline(always)]
+fn run<M: UserMemory>(
+    set: &mut SetWait,
+    thread: &Thread,
+    memory: M,
+    step: unsafe extern "C" fn(u32, *mut Walk<M>) -> i64,
+) -> bool {
+    set.whole = 0;
+    set.left = 0;
+    set.word = 0;
+    repeat(LOOK_AT, step, &mut Walk::new(set, thread, memory));
+    set.whole == 0
+}
+
 #[inline(always)]
 fn poll<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool {
     set.nfds = thread.args[1] as u32;
-    Walk::new(set, thread, memory).run(poll_step::<M>)
+    run(set, thread, memory, poll_step::<M>)
 }
 
 #[inline(never)]
 unsafe extern "C" fn poll_step<M: UserMemory>(index: u32, walk: *mut Walk<M>) -> i64 {
-    // SAFETY: `repeat` passes what it was given.
-    let walk = unsafe { &mut *walk };
+    // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
+    let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
     if u64::from(index) >= walk.args[1] {
-        walk.whole = 1;
+        set.whole = 1;
         return DONE;
     }
     // fd, events, revents
@@ -117,42 +107,42 @@ unsafe extern "C" fn poll_step<M: UserMemory>(index: u32, walk: *mut Walk<M>) ->
     let fd = entry as u32;
     if (fd as i32) >= 0 {
         let asked = index << 16 | (entry >> 32) as u32 & 0xffff;
-        visit(walk.set, file_of(walk.task, fd), fd, asked);
+        visit(set, file_of(walk.task, fd), fd, asked);
     }
     ON
 }
 
 #[inline(always)]
 fn select<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool {
-    Walk::new(set, thread, memory).run(select_step::<M>)
+    run(set, thread, memory, select_step::<M>)
 }
 
 /// Looks at the next descriptor of the present word, or loads the next word.
 #[inline(never)]
 unsafe extern "C" fn select_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64 {
-    // SAFETY: `repeat` passes what it was given.
-    let walk = unsafe { &mut *walk };
-    if walk.left == 0 {
-        let first = walk.word * 64;
+    // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
+    let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
+    if set.left == 0 {
+        let first = set.word * 64;
         if u64::from(first) >= walk.args[0] || first >= 1024 {
-            walk.whole = 1;
+            set.whole = 1;
             return DONE;
         }
-        walk.bits = words(&walk.args, walk.memory, walk.word);
-        walk.left = walk.bits[0] | walk.bits[1] | walk.bits[2];
-        walk.word += 1;
+        set.bits = words(&walk.args, walk.memory, set.word);
+        set.left = set.bits[0] | set.bits[1] | set.bits[2];
+        set.word += 1;
         return ON;
     }
-    let bit = walk.left.trailing_zeros();
-    walk.left &= walk.left - 1;
-    let fd = (walk.word - 1) * 64 + bit;
+    let bit = set.left.trailing_zeros();
+    set.left &= set.left - 1;
+    let fd = (set.word - 1) * 64 + bit;
     if u64::from(fd) >= walk.args[0] {
-        walk.whole = 1;
+        set.whole = 1;
         return DONE;
     }
-    // SAFETY: the thread's entry of `SETS`.
-    unsafe { (*walk.set).nfds += 1 };
-    visit(walk.set, file_of(walk.task, fd), fd, u32::from(events(&walk.bits, bit)));
+    set.nfds += 1;
+    let asked = u32::from(events(&set.bits, bit));
+    visit(set, file_of(walk.task, fd), fd, asked);
     ON
 }
 
@@ -176,21 +166,20 @@ fn epoll<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool {
     let file = file_of(memory.task(), thread.args[0] as u32);
     let poll: u64 = member(file, offset!(file_private_data));
     set.nodes[0] = member(poll, offset!(eventpoll_rbr));
-    let mut walk = Walk::new(set, thread, memory);
-    walk.depth = u32::from(set.nodes[0] != 0);
-    walk.run(epoll_step::<M>)
+    set.depth = u32::from(set.nodes[0] != 0);
+    run(set, thread, memory, epoll_step::<M>)
 }
 
 /// Visits the node that waits on top, and puts its children there.
 #[inline(never)]
 unsafe extern "C" fn epoll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64 {
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
-    let (walk, set) = unsafe { (&mut *walk, &mut *(*walk).set) };
-    if walk.depth == 0 {
-        walk.whole = 1;
+    let set = unsafe { &mut *(*walk).set };
+    if set.depth == 0 {
+        set.whole = 1;
         return DONE;
     }
-    let mut depth = walk.depth - 1;
+    let mut depth = set.depth - 1;
     let node = set.nodes[depth as usize % NODES];
     let left: u64 = member(node, offset!(rb_left));
     let right: u64 = member(node, offset!(rb_right));
@@ -202,7 +191,7 @@ unsafe extern "C" fn epoll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i6
         set.nodes[depth as usize % NODES] = left;
         depth += 1;
     }
-    walk.depth = depth;
+    set.depth = depth;
     visit_item(set, node);
     ON
 }
@@ -255,6 +244,7 @@ fn visit(set: *mut SetWait, file: u64, fd: u32, asked: u32) -> u32 {
 #[inline(always)]
 pub fn returned<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) {
     if !EPOLL.has(thread.call) {
+        set.is_poll = u32::from(POLL.has(thread.call));
         repeat(WAIT_SOCKS as u32, returned_step::<M>, &mut Walk::new(set, thread, memory));
     }
 }
@@ -262,12 +252,12 @@ pub fn returned<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) {
 #[inline(never)]
 unsafe extern "C" fn returned_step<M: UserMemory>(slot: u32, walk: *mut Walk<M>) -> i64 {
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
-    let (walk, set) = unsafe { (&mut *walk, &mut *(*walk).set) };
+    let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
     if slot >= set.count {
         return DONE;
     }
     let slot = slot as usize % WAIT_SOCKS;
-    set.socks[slot].revents = if walk.poll != 0 {
+    set.socks[slot].revents = if set.is_poll != 0 {
         walk.memory.read(walk.args[0] + u64::from(set.places[slot]) * 8 + 6).unwrap_or(0)
     } else {
         let fd = set.socks[slot].fd as u32 & 1023;

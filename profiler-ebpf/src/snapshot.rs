@@ -10,7 +10,7 @@ use profiler_common::record::{WAIT_BEGAN_EARLIER, WAIT_IN_FLIGHT, WAIT_SLEPT};
 use profiler_common::{Call, Loss};
 
 use crate::call_class::ANY_FILE;
-use crate::maps::{CALLS, CLOCK_LEADS, HANDSHAKES, TARGETS};
+use crate::maps::{CALLS, CLOCK_LEADS, HANDSHAKES, RESTARTS, TARGETS};
 use crate::mem::member;
 use crate::regs::{Regs, UserRegs};
 use crate::socket::{SOCK_STREAM, TCP_SYN_SENT};
@@ -109,8 +109,11 @@ fn begin_earlier(ctx: &IterContext, task: *mut task_struct) -> Option<()> {
     // SAFETY: the verifier knows the task and what is returned.
     let regs = unsafe { &*(bpf_task_pt_regs(task) as *const Regs) };
     let number = regs.number();
-    let call = u32::from(*CALLS.get(number)?);
-    if call == 0 || call == u32::from(RESTART_CALL) || regs.is_foreign() {
+    let mut call = u32::from(*CALLS.get(number)?);
+    if call == u32::from(RESTART_CALL) {
+        call = restarted(address)?;
+    }
+    if call == 0 || regs.is_foreign() {
         return None;
     }
     // SAFETY: no preconditions.
@@ -134,6 +137,14 @@ fn begin_earlier(ctx: &IterContext, task: *mut task_struct) -> Option<()> {
     }
     debug!(ctx, "thread {} of {} is blocked in call {} since {} ns", tid, tgid, call, now_ns - start_ns);
     Some(())
+}
+
+/// What `restart_syscall` goes on with in this task.
+#[inline(always)]
+fn restarted(task: u64) -> Option<u32> {
+    let function: u64 = member(task, offset!(task_restart_fn));
+    // SAFETY: userspace writes the map before the iterator runs.
+    unsafe { RESTARTS.get(function) }.copied()
 }
 
 #[inline(always)]

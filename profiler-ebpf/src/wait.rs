@@ -26,6 +26,15 @@ pub struct SetWait {
     /// Slots that hold no sockets, four bits each, the last one lowest.
     pub others: u64,
     pub other_count: u32,
+    /// `select`: the bits of the present word that are left, and the next word.
+    pub word: u32,
+    pub left: u64,
+    pub bits: [u64; 3],
+    /// `epoll`: nodes of the tree that wait to be visited.
+    pub depth: u32,
+    /// The set's end was reached.
+    pub whole: u32,
+    pub is_poll: u32,
     pub reserved: u32,
     pub nodes: [u64; NODES],
 }
@@ -63,6 +72,12 @@ impl SetWait {
         nfds: 0,
         others: 0,
         other_count: 0,
+        word: 0,
+        left: 0,
+        bits: [0; 3],
+        depth: 0,
+        whole: 0,
+        is_poll: 0,
         reserved: 0,
         nodes: [0; NODES],
     };
@@ -95,8 +110,13 @@ pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
     if ON_SET.has(thread.call) {
         poll_set::resolve(thread, tid, memory);
     } else if ON_SOCKET.has(thread.call) {
-        let fd = thread.args[0] as u32;
-        let file = socket::file_of(memory.task(), fd);
+        let mut fd = thread.args[0] as u32;
+        let mut file = socket::file_of(memory.task(), fd);
+        if thread.call == Call::Splice as u32 && !socket::is_socket(file) {
+            // From a pipe, into what may be a socket.
+            fd = thread.args[2] as u32;
+            file = socket::file_of(memory.task(), fd);
+        }
         let sock = socket::describe(file, fd, &raw mut thread.sock);
         if thread.call == Call::Connect as u32 {
             socket::merge_dest(&mut thread.sock, &thread.dest);

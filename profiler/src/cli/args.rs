@@ -32,9 +32,8 @@ pub enum Command {
     Report(ReportArgs),
     /// Write a trace for other programs
     Export(ExportArgs),
-    // wired at merge, with cli/doctor.rs:
-    // /// Say what this machine and a process allow, and what to do about each lack
-    // Doctor(DoctorArgs),
+    /// Say what this machine and a process allow, and what to do about each lack
+    Doctor(DoctorArgs),
     /// Run a small workload that stalls, record it and draw the result
     Demo(DemoArgs),
 }

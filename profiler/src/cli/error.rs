@@ -103,7 +103,7 @@ impl From<TraceError> for CliError {
 
 impl From<RecordError> for CliError {
     fn from(error: RecordError) -> CliError {
-        CliError { message: error.to_string(), help: error.help().into_iter().collect(), code: FAILED }
+        CliError { message: crate::probes::one_line(&error), help: error.help().into_iter().collect(), code: FAILED }
     }
 }
 

@@ -8,6 +8,7 @@ use log::LevelFilter;
 
 pub mod args;
 pub mod demo;
+pub mod doctor;
 pub mod error;
 pub mod export;
 pub mod flame;
@@ -43,14 +44,7 @@ fn run_command(command: &Command) -> Result<u8, CliError> {
         Command::Report(args) => report::run(args)?,
         Command::Export(args) => export::run(args)?,
         Command::Demo(args) => demo::run(args)?,
-        // wired at merge, with cli/doctor.rs:
-        // Command::Doctor(args) => {
-        //     let diagnosis = doctor::diagnose(args.pid)?;
-        //     output::write_output(None, |out| match args.format {
-        //         DoctorFormat::Text => doctor::write_text(&diagnosis, out),
-        //         DoctorFormat::Json => doctor::write_json(&diagnosis, out),
-        //     }.map_err(RenderError::from))?;
-        // }
+        Command::Doctor(args) => return doctor::run(args),
     }
     Ok(0)
 }

@@ -82,8 +82,8 @@ struct Type {
     kind: u32,
     vlen: u32,
     kind_flag: bool,
-    /// Size, or the id of the type that is referred to.
-    size_or_type: u32,
+    /// Id of the type that is referred to, for those that refer to one.
+    target: u32,
 }
 
 impl Btf {
@@ -210,7 +210,7 @@ impl Btf {
             let found = self.type_at(position)?;
             match found.kind {
                 KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => {
-                    id = found.size_or_type;
+                    id = found.target;
                 }
                 _ => return Some(found),
             }
@@ -226,7 +226,7 @@ impl Btf {
             kind: (info >> 24) & 0x1f,
             vlen: info & 0xffff,
             kind_flag: info >> 31 == 1,
-            size_or_type: word(&self.bytes, position.checked_add(8)?)?,
+            target: word(&self.bytes, position.checked_add(8)?)?,
         })
     }
 
@@ -337,8 +337,8 @@ mod tests {
         b.member("a", 1, 0);
         b.member("", 3, 32);
         b.member("d", 6, 96);
-        b.member("bits", 1, 3 << 24 | 160);
-        b.member("more", 1, 5 << 24 | 163);
+        b.member("bits", 1, (3 << 24) + 160);
+        b.member("more", 1, (5 << 24) + 163);
         b.head("looped", KIND_TYPEDEF, 0, false, 8); // 8
         b.head("user", KIND_STRUCT, 1, false, 8); // 9
         b.member("", 8, 0);

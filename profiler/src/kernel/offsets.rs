@@ -19,6 +19,7 @@ const WANTED: &[Wanted] = &[
     (|o| &mut o.task_real_parent, "task_struct", &[&["real_parent"]]),
     (|o| &mut o.task_signal, "task_struct", &[&["signal"]]),
     (|o| &mut o.task_cpu, "task_struct", &[&["thread_info", "cpu"], &["cpu"]]),
+    (|o| &mut o.task_restart_fn, "task_struct", &[&["restart_block", "fn"]]),
     (|o| &mut o.signal_live, "signal_struct", &[&["live"]]),
     (|o| &mut o.files_fdt, "files_struct", &[&["fdt"]]),
     (|o| &mut o.fdtable_fd, "fdtable", &[&["fd"]]),
@@ -92,8 +93,7 @@ mod tests {
         let fields: HashSet<usize> =
             WANTED.iter().map(|(field, ..)| std::ptr::from_mut(field(&mut offsets)) as usize).collect();
         assert_eq!(fields.len(), WANTED.len());
-        // All but `reserved`.
-        assert_eq!(WANTED.len(), size_of::<Offsets>() / 4 - 1);
+        assert_eq!(WANTED.len(), size_of::<Offsets>() / 4);
     }
 
     #[test]

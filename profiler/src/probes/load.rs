@@ -72,10 +72,7 @@ pub(super) fn load(options: &ProbeOptions, settings: &Settings) -> Result<Loaded
     fill_calls(&mut ebpf)?;
     let mut failed = HashMap::new();
     for (name, hook, _) in PROGRAMS {
-        let begun = std::time::Instant::now();
-        let result = start(&mut ebpf, name, *hook, &btf);
-        log::debug!("{name}: {:?}", begun.elapsed());
-        if let Err(reason) = result {
+        if let Err(reason) = start(&mut ebpf, name, *hook, &btf) {
             log::debug!("{name} does not run: {reason}");
             failed.insert(*name, reason);
         }

@@ -22,6 +22,8 @@ pub mod event;
 mod fields;
 mod iterate;
 mod load;
+mod restart;
+mod socket;
 mod tables;
 
 use std::collections::HashSet;
@@ -186,6 +188,9 @@ impl ProbeSet {
     /// Call it once after the targets were added.
     pub fn snapshot(&mut self) -> Result<(), ProbeError> {
         iterate::calibrate_clocks();
+        if restart::is_needed(&self.targets()) {
+            restart::fill(&mut self.ebpf);
+        }
         iterate::run(&mut self.ebpf, "snapshot_files")
             .and_then(|()| iterate::run(&mut self.ebpf, "snapshot_tasks"))
             .map_err(|reason| ProbeError::Snapshot { reason })

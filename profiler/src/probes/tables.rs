@@ -8,9 +8,10 @@ use profiler_common::record::{
 };
 use profiler_common::{Api, Call, CallTotals, NonblockingKey, NonblockingWait, Settings};
 
-use super::decode::{self, wait_flags};
+use super::decode::wait_flags;
 use super::event::{Event, Registers};
 use super::fields::Fields;
+use super::socket::decode_socket;
 use crate::trace::record::{CallCount, Handshake, Loss, Socket, Wait};
 
 pub(super) fn call_counts(totals: &PerCpuArray<MapData, CallTotals>) -> Vec<CallCount> {
@@ -134,7 +135,7 @@ fn socket(record: &profiler_common::SockRecord) -> Option<Socket> {
         bytes.extend(field.to_ne_bytes());
     }
     bytes.extend(record.addr);
-    decode::socket(&mut Fields::new(&bytes))
+    decode_socket(&mut Fields::new(&bytes))
 }
 
 /// `CLOCK_MONOTONIC`, the clock of the kernel's records.
@@ -146,4 +147,67 @@ pub(super) fn monotonic_ns() -> u64 {
     }
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: Settings = Settings { min_stall_ns: 100, spin_gap_ns: 1_000, own_tgid: 0, reserved: 0 };
+    const KEY: NonblockingKey = NonblockingKey { tid: 7, fd: 3, direction: 1, reserved: 0 };
+
+    fn looked(start_ns: u64, last_ns: u64) -> NonblockingWait {
+        let sock = profiler_common::SockRecord {
+            ino: 1,
+            fd: 3,
+            family: 2,
+            sock_type: 1,
+            state: 1,
+            local_port: 1,
+            peer_port: 2,
+            events: 0,
+            revents: 0,
+            addr: [0; 40],
+        };
+        NonblockingWait {
+            start_ns,
+            last_ns,
+            tgid: 6,
+            polls: 9,
+            call: Call::Recvfrom as u32,
+            api: 0,
+            api_start_ns: 0,
+            user_stack: 4,
+            ip: 0,
+            sp: 0,
+            bp: 0,
+            sock,
+        }
+    }
+
+    #[test]
+    fn a_thread_that_still_looks_waits_until_now() {
+        let wait = nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, true, 5_900).unwrap();
+        assert_eq!((wait.start_ns, wait.end_ns, wait.polls), (1_000, 5_900, 9));
+        assert!(wait.flags.nonblocking && wait.flags.in_flight && !wait.flags.paused);
+        assert_eq!((wait.call, wait.sockets.len()), (Call::Recvfrom, 1));
+    }
+
+    #[test]
+    fn one_that_turned_to_something_else_waited_until_its_last_look() {
+        let wait = nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, true, 6_001).unwrap();
+        assert_eq!(wait.end_ns, 5_000);
+        assert!(wait.flags.paused && !wait.flags.in_flight);
+    }
+
+    #[test]
+    fn one_that_ended_is_not_in_flight_however_lately_it_looked() {
+        let wait = nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, false, 5_001).unwrap();
+        assert!(wait.flags.paused && !wait.flags.in_flight);
+    }
+
+    #[test]
+    fn short_waits_make_no_event() {
+        assert_eq!(nonblocking_wait(&KEY, &looked(1_000, 1_050), &SETTINGS, false, 9_000), None);
+    }
 }

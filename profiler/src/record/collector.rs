@@ -84,7 +84,7 @@ impl Collector {
             Ok(()) => {}
             // That one record is counted by the writer; the trace goes on.
             Err(error @ (TraceError::RecordTooLarge { .. } | TraceError::Encode { .. })) => {
-                log::warn!("{error}")
+                log::warn!("{error}");
             }
             Err(error) => self.write_error = Some(error),
         }

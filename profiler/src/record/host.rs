@@ -1,5 +1,6 @@
 //! The recorded machine: name, kernel, clocks.
 
+use nix::sys::utsname::UtsName;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::trace::record::{Clock, Host};
@@ -35,9 +36,9 @@ pub fn host() -> Host {
     let text =
         |value: Option<&std::ffi::OsStr>| value.map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
     Host {
-        name: text(uname.as_ref().map(|u| u.nodename())),
-        kernel: text(uname.as_ref().map(|u| u.release())),
-        arch: text(uname.as_ref().map(|u| u.machine())),
+        name: text(uname.as_ref().map(UtsName::nodename)),
+        kernel: text(uname.as_ref().map(UtsName::release)),
+        arch: text(uname.as_ref().map(UtsName::machine)),
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         recorder: env!("CARGO_PKG_VERSION").to_owned(),
     }

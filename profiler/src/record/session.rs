@@ -181,7 +181,7 @@ async fn watch_until(
 ) -> StopReason {
     let started = Instant::now();
     // A wait without a limit is one of a century: the timer's type has no infinity.
-    let end = started + options.duration.unwrap_or(Duration::from_secs(100 * 365 * 86_400));
+    let end = started + options.duration.unwrap_or(Duration::from_hours(100 * 365 * 24));
     let every = |period| {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

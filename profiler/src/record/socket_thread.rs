@@ -1,6 +1,6 @@
 //! Looks at the targets' TCP sockets a few times a second, on a thread of its own.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -52,7 +52,7 @@ impl SocketThread {
             Sampler {
                 samplers: SocketSamplers::new(root),
                 results,
-                interfaces: HashMap::new(),
+                interfaces: HashSet::new(),
                 failed: false,
             }
             .work(&queue);
@@ -100,7 +100,7 @@ struct Sampler {
     samplers: SocketSamplers,
     results: Sender<Found>,
     /// Local addresses whose interface was asked for.
-    interfaces: HashMap<std::net::IpAddr, ()>,
+    interfaces: HashSet<std::net::IpAddr>,
     failed: bool,
 }
 
@@ -113,12 +113,8 @@ impl Sampler {
                     if let Err(error) = self.samplers.add(pid) {
                         self.fail(&error);
                     }
-                    continue;
                 }
-                Ok(Order::Leave(pid)) => {
-                    self.samplers.remove(pid);
-                    continue;
-                }
+                Ok(Order::Leave(pid)) => self.samplers.remove(pid),
                 Ok(Order::Look { at_start }) => {
                     let cost = self.look(at_start);
                     interval = pace(cost);
@@ -147,7 +143,7 @@ impl Sampler {
     fn interface(&mut self, sample: &SocketSample) {
         let Ends::Inet { local, .. } = &sample.socket.ends else { return };
         let address = local.ip();
-        if self.interfaces.len() >= ADDRESSES || self.interfaces.insert(address, ()).is_some() {
+        if self.interfaces.len() >= ADDRESSES || !self.interfaces.insert(address) {
             return;
         }
         if let Some(value) = self.samplers.interface_for(sample.pid, address) {

@@ -7,11 +7,15 @@ use netlink_packet_sock_diag::constants::{
     AF_INET, AF_INET6, INET_DIAG_INFO, IPPROTO_TCP, IPPROTO_UDP, SOCK_DIAG_BY_FAMILY,
 };
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use nix::errno::Errno;
 
 use super::netlink::{Netlink, NetlinkError, attributes, u32_at, u64_at};
 
 /// Length of the kernel's `struct inet_diag_msg`.
 const MESSAGE: usize = 72;
+/// Length of its `struct inet_diag_sockid`, and where that lies in a request (`inet_diag_req_v2`).
+const SOCKET_ID: usize = 48;
+const REQUEST_ID: usize = 8;
 
 pub const SYN_SENT: u8 = 2;
 pub const LISTEN: u8 = 10;
@@ -22,9 +26,24 @@ pub enum Protocol {
     Udp,
 }
 
+/// What the kernel finds a socket by: family, ports, addresses, interface and a cookie that no other socket
+/// gets while the machine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketKey {
+    family: u8,
+    id: [u8; SOCKET_ID],
+}
+
+impl Default for SocketKey {
+    fn default() -> SocketKey {
+        SocketKey { family: 0, id: [0; SOCKET_ID] }
+    }
+}
+
 /// One socket as `sock_diag` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiagSocket {
+    pub key: SocketKey,
     /// 0: no process has it (`TIME_WAIT`).
     pub inode: u32,
     /// `TCP_*`; UDP: 1 connected, 7 not.
@@ -70,6 +89,39 @@ pub fn dump(
     Ok(())
 }
 
+/// Looks at one socket again, which costs far less than a list; `None` where it is closed.
+pub fn query(
+    netlink: &mut Netlink,
+    protocol: Protocol,
+    key: &SocketKey,
+) -> Result<Option<DiagSocket>, NetlinkError> {
+    let mut body = request(key.family, protocol);
+    if let Some(id) = body.get_mut(REQUEST_ID..REQUEST_ID + SOCKET_ID) {
+        id.copy_from_slice(&key.id);
+    }
+    match netlink.get(SOCK_DIAG_BY_FAMILY, &body) {
+        Ok(answer) => Ok(parse(&answer)),
+        Err(NetlinkError::Refused(Errno::ENOENT | Errno::ESTALE)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The least time that a handshake has lasted after so many SYN retransmits, in nanoseconds: the kernel waits
+/// one second before the first, the same again before each of the next `linear` ones (the setting
+/// `net.ipv4.tcp_syn_linear_timeouts`, 0 before Linux 6.5), and then twice as long each time, two minutes at
+/// most.
+pub fn syn_age_ns(retransmits: u32, linear: u32) -> u64 {
+    let mut wait = 1;
+    let mut seconds = 0_u64;
+    for sent in 0..retransmits.min(1000) {
+        seconds += wait;
+        if sent >= linear {
+            wait = (wait * 2).min(120);
+        }
+    }
+    seconds * 1_000_000_000
+}
+
 fn request(family: u8, protocol: Protocol) -> Vec<u8> {
     let (protocol, extensions) = match protocol {
         Protocol::Tcp => (IPPROTO_TCP, ExtensionFlags::INFO),
@@ -87,6 +139,7 @@ fn parse(message: &[u8]) -> Option<DiagSocket> {
     let [family, state, _, retransmits] = *head.first_chunk()?;
     let info = attributes(tail).find(|(kind, _)| *kind == INET_DIAG_INFO).map(|(_, value)| tcp_info(value));
     Some(DiagSocket {
+        key: SocketKey { family, id: *head.get(4..)?.first_chunk()? },
         inode: u32_at(head, 68)?,
         state,
         local: SocketAddr::new(address(family, head.get(8..24)?)?, port(head.get(4..6)?)?),
@@ -159,6 +212,22 @@ mod tests {
         let socket = parse(&bytes).unwrap();
         assert_eq!(socket.local.ip(), IpAddr::from([10, 1, 2, 3]));
         assert!(socket.peer.is_ipv6());
+    }
+
+    #[test]
+    fn a_socket_is_asked_for_by_what_the_kernel_called_it() {
+        let bytes = message(AF_INET, &[]);
+        let key = parse(&bytes).unwrap().key;
+        assert_eq!((key.family, &key.id[..]), (AF_INET, &bytes[4..52]));
+        assert_eq!(request(AF_INET, Protocol::Tcp).len(), REQUEST_ID + SOCKET_ID);
+    }
+
+    #[test]
+    fn syn_retransmits_tell_how_long_a_handshake_has_lasted() {
+        let seconds = |retransmits, linear| syn_age_ns(retransmits, linear) / 1_000_000_000;
+        assert_eq!([0, 1, 2, 3, 6].map(|count| seconds(count, 0)), [0, 1, 3, 7, 63]);
+        assert_eq!([0, 1, 3, 5, 6, 7].map(|count| seconds(count, 4)), [0, 1, 3, 5, 7, 11]);
+        assert!(seconds(u32::MAX, 0) > 0);
     }
 
     #[test]

@@ -56,7 +56,8 @@ const LIBRARIES: [(&str, &str); 6] = [
     ("libucp.so", "libucp"),
 ];
 /// Settings of the kernel that bound how long a connection hangs.
-const SYSCTLS: [&str; 3] = ["tcp_syn_retries", "tcp_retries2", "tcp_synack_retries"];
+const SYSCTLS: [&str; 4] =
+    ["tcp_syn_retries", "tcp_syn_linear_timeouts", "tcp_synack_retries", "tcp_retries2"];
 
 /// Allowed variables by name.
 pub type Variables = BTreeMap<String, String>;
@@ -177,7 +178,7 @@ fn libraries(root: &ProcRoot, pid: u32) -> Vec<(String, String)> {
             found
                 .entry("libc")
                 .or_insert_with(|| format!("glibc {} ({})", glibc_version(root, pid, &mapping), path()));
-        } else if name.starts_with("ld-musl-") || name.starts_with("libc.musl-") {
+        } else if name.starts_with("ld-musl-") || name.starts_with("libc.musl-") || name == "libc.so" {
             found.entry("libc").or_insert_with(|| format!("musl ({})", path()));
         }
     }
@@ -366,7 +367,11 @@ mod tests {
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let root = ProcRoot::default();
         // Its own program runs and waits for its input.
-        let waits = |look: &ThreadActivity| matches!(look.activity, Some(Activity::InCall(call)) if call.number == libc::SYS_read as u64);
+        let waits = |look: &ThreadActivity| {
+            let reads =
+                matches!(look.activity, Some(Activity::InCall(call)) if call.number == libc::SYS_read as u64);
+            reads && look.state == 'S'
+        };
         while !executable(&root, child.id()).unwrap().ends_with("/cat")
             || !waits(&thread_activity(&root, child.id(), child.id()).unwrap())
         {

@@ -21,6 +21,7 @@ pub mod resolver;
 pub mod root;
 pub mod rooted;
 pub mod route;
+mod sampler;
 pub mod select;
 pub mod set;
 pub mod sockets;

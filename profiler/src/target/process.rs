@@ -161,9 +161,10 @@ pub(super) fn parent(root: &ProcRoot, pid: u32) -> Result<u32, ReadError> {
     Ok(u32::try_from(stat.ppid).unwrap_or(0))
 }
 
-/// Start time of a process in clock ticks since boot.
-pub(super) fn start_ticks(root: &ProcRoot, pid: u32) -> Result<u64, ReadError> {
-    Ok(read_stat(&root.process_path(pid, "stat"))?.starttime)
+/// Start time of a process in clock ticks since boot; `None` where no thread of it runs any more.
+pub(super) fn live_since(root: &ProcRoot, pid: u32) -> Option<u64> {
+    let stat = read_stat(&root.process_path(pid, "stat")).ok()?;
+    (!is_dead(stat.state) || has_live_thread(root, pid)).then_some(stat.starttime)
 }
 
 fn is_dead(state: char) -> bool {

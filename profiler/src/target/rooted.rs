@@ -31,7 +31,7 @@ pub fn read(root: &ProcRoot, pid: u32, path: &str, limit: usize) -> Result<Conte
     read_file_bounded(file, limit).map_err(|source| ReadError::new(shown(), source))
 }
 
-/// Names in a directory, by the path that the process would use for it; at most [`ENTRIES`].
+/// Names in a directory (the first 16384), by the path that the process would use for it.
 pub fn list(root: &ProcRoot, pid: u32, path: &Path) -> io::Result<Vec<String>> {
     let found = find(root, pid, path)?;
     let entries = std::fs::read_dir(format!("/proc/self/fd/{}", found.as_raw_fd()))?;

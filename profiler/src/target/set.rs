@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::process::{process_record, start_ticks, thread, threads};
+use super::process::{live_since, process_record, thread, thread_state, threads};
 use super::root::ProcRoot;
 use super::select::with_descendants;
 use crate::trace::record::{Life, LifeEvent, Process, Record, Thread};
@@ -37,13 +37,21 @@ pub struct TargetSet {
     root: ProcRoot,
     follow: bool,
     asked_for: BTreeSet<u32>,
+    /// Before the first look. Later on, an id that was asked for and is not in the set is another process's.
+    untouched: bool,
     members: BTreeMap<u32, Member>,
 }
 
 impl TargetSet {
     /// A set that is empty until [`TargetSet::refresh`]; `follow` says whether children belong to it.
     pub fn new(root: ProcRoot, asked_for: &[u32], follow: bool) -> TargetSet {
-        TargetSet { root, follow, asked_for: asked_for.iter().copied().collect(), members: BTreeMap::new() }
+        TargetSet {
+            root,
+            follow,
+            asked_for: asked_for.iter().copied().collect(),
+            untouched: true,
+            members: BTreeMap::new(),
+        }
     }
 
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
@@ -68,18 +76,18 @@ impl TargetSet {
     pub fn refresh(&mut self, now_ns: u64) -> Change {
         let mut change = Change::default();
         let mut roots: Vec<u32> = self.members.keys().copied().collect();
-        if self.members.is_empty() {
+        if std::mem::take(&mut self.untouched) {
             roots.extend(&self.asked_for);
         }
         let current = if self.follow { with_descendants(&self.root, &roots) } else { roots };
         for pid in current {
-            match start_ticks(&self.root, pid) {
-                Ok(ticks) if self.members.get(&pid).is_some_and(|member| member.start_ticks == ticks) => {
+            let known = self.members.get(&pid).map(|member| member.start_ticks);
+            match (live_since(&self.root, pid), known) {
+                (Some(_), None) => self.enter(pid, now_ns, &mut change),
+                (Some(ticks), Some(known)) if known == ticks => {
                     self.refresh_threads(pid, now_ns, &mut change);
                 }
-                Ok(_) if self.is_replaced(pid) => self.leave(pid, &mut change),
-                Ok(_) => self.enter(pid, now_ns, &mut change),
-                Err(_) => self.leave(pid, &mut change),
+                _ => self.leave(pid, &mut change),
             }
         }
         change
@@ -103,18 +111,13 @@ impl TargetSet {
         change
     }
 
-    /// Another process has the id now, and it is none of ours.
-    fn is_replaced(&self, pid: u32) -> bool {
-        self.members.get(&pid).is_some_and(|member| member.start_ticks != 0)
-    }
-
     fn enter(&mut self, pid: u32, seen_ns: u64, change: &mut Change) {
         let asked_for = self.asked_for.contains(&pid);
         let Ok(record) = process_record(&self.root, pid, seen_ns, asked_for) else { return };
         if self.members.len() >= MEMBERS {
             return;
         }
-        let start_ticks = start_ticks(&self.root, pid).unwrap_or(0);
+        let start_ticks = live_since(&self.root, pid).unwrap_or(0);
         self.members.insert(pid, Member { start_ticks, threads: BTreeSet::new() });
         change.records.push(Record::Process(record));
         change.entered.push(pid);
@@ -165,9 +168,23 @@ impl TargetSet {
     fn exit(&mut self, life: &Life, change: &mut Change) {
         let Some(member) = self.members.get_mut(&life.pid) else { return };
         member.threads.remove(&life.tid);
-        if member.threads.is_empty() {
-            self.leave(life.pid, change);
+        if !member.threads.is_empty() {
+            return;
         }
+        // A report of a thread's birth may have been lost.
+        let others = self.root.tids(life.pid).unwrap_or_default().into_iter().filter(|tid| *tid != life.tid);
+        let is_live = |tid: &u32| {
+            thread_state(&self.root, life.pid, *tid).is_ok_and(|state| !matches!(state, 'Z' | 'X'))
+        };
+        let unreported: BTreeSet<u32> = others.filter(is_live).collect();
+        if unreported.is_empty() {
+            self.leave(life.pid, change);
+            return;
+        }
+        let records =
+            unreported.iter().filter_map(|tid| thread(&self.root, life.pid, *tid, life.time_ns).ok());
+        change.records.extend(records.map(Record::Thread));
+        member.threads = unreported;
     }
 
     fn leave(&mut self, pid: u32, change: &mut Change) {
@@ -279,11 +296,23 @@ mod tests {
 
     #[test]
     fn a_process_leaves_with_its_last_thread_not_with_its_first() {
-        let (_directory, mut set) = set(false);
+        let (directory, mut set) = set(false);
         set.refresh(5);
         assert!(set.apply(&life(LifeEvent::Exit, 100, 100, 0)).left.is_empty());
+        std::fs::remove_dir_all(directory.path().join("100/task/100")).unwrap();
         assert_eq!(set.apply(&life(LifeEvent::Exit, 100, 101, 0)).left, [100]);
         assert!(set.is_empty());
+    }
+
+    #[test]
+    fn a_thread_whose_birth_was_not_reported_keeps_its_process_in() {
+        let (directory, mut set) = set(false);
+        set.refresh(5);
+        fake(directory.path(), 100, 1, 7, &[100, 101, 102]);
+        set.apply(&life(LifeEvent::Exit, 100, 100, 0));
+        std::fs::remove_dir_all(directory.path().join("100/task/100")).unwrap();
+        let change = set.apply(&life(LifeEvent::Exit, 100, 101, 0));
+        assert_eq!((ids(&change), change.left), ((vec![], vec![102]), vec![]));
     }
 
     #[test]
@@ -312,7 +341,20 @@ mod tests {
         set.refresh(5);
         fake(directory.path(), 100, 1, 70, &[100]);
         assert_eq!(set.refresh(6).left, [100]);
+        assert_eq!(set.refresh(7), Change::default());
         assert!(!set.contains(100));
+    }
+
+    #[test]
+    fn a_zombie_has_left() {
+        let (directory, mut set) = set(false);
+        set.refresh(5);
+        for file in ["stat", "task/100/stat", "task/101/stat"] {
+            let path = directory.path().join("100").join(file);
+            let text = std::fs::read_to_string(&path).unwrap().replace(") S ", ") Z ");
+            std::fs::write(path, text).unwrap();
+        }
+        assert_eq!(set.refresh(6).left, [100]);
     }
 
     #[test]

@@ -1,20 +1,18 @@
 //! Looks at the targets' TCP and UDP sockets from time to time (`sock_diag`), in each network namespace
 //! that a target is in.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::diag::{self, DiagSocket, LISTEN, Protocol, SYN_SENT};
-use super::netlink::{Netlink, NetlinkError};
-use super::netns;
-use super::owners::{Owner, Owners};
-use super::root::{ProcRoot, ReadError, monotonic_ns};
-use super::route::{self, Route};
-use crate::trace::record::{Ends, Socket, SocketSample};
+use nix::errno::Errno;
 
-/// Sockets reported in one look at most.
-const SAMPLES: usize = 1 << 16;
+use super::netlink::NetlinkError;
+use super::netns;
+use super::root::{ProcRoot, ReadError};
+use super::route::{self, Route};
+use super::sampler::{Counted, Namespace, open_sockets};
+use crate::trace::record::SocketSample;
 
 /// Why the sockets of a namespace cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +28,19 @@ impl SocketError {
     pub fn is_gone(&self) -> bool {
         matches!(self, SocketError::Namespace(error) if error.is_gone())
     }
+
+    /// What the user can do about it.
+    pub fn help(&self) -> &'static str {
+        match self {
+            SocketError::Namespace(_) => "entering another network namespace needs root or CAP_SYS_ADMIN",
+            SocketError::Netlink {
+                source: NetlinkError::Refused(Errno::ENOENT | Errno::EOPNOTSUPP), ..
+            } => "load the kernel's modules for it: modprobe -a tcp_diag udp_diag",
+            SocketError::Netlink { .. } => {
+                "socket samples are left out; `stallscope doctor` checks this again"
+            }
+        }
+    }
 }
 
 /// One look at all namespaces.
@@ -38,18 +49,9 @@ pub struct Look {
     pub samples: Vec<SocketSample>,
     /// What the look took; the caller chooses its rate by this.
     pub cost: Duration,
-    /// Sockets that the kernel listed, of any process: what the cost depends on.
+    /// Sockets that the kernel listed, of any process; 0 where none had to be listed.
     pub listed: usize,
     pub errors: Vec<SocketError>,
-}
-
-/// A namespace, and the targets in it.
-#[derive(Debug)]
-struct Namespace {
-    diag: Netlink,
-    route: Netlink,
-    pids: BTreeSet<u32>,
-    owners: Owners,
 }
 
 /// The socket samplers of all targets, one for each network namespace.
@@ -76,8 +78,7 @@ impl SocketSamplers {
         }
         self.remove(pid);
         if let Some(known) = self.namespaces.get_mut(&number) {
-            known.pids.insert(pid);
-            known.owners.expire();
+            known.add(pid);
             return Ok(());
         }
         let opened = if self.root.own_namespace("net").is_ok_and(|own| own == number) {
@@ -86,9 +87,7 @@ impl SocketSamplers {
             netns::inside(&self.root, pid, open_sockets)?
         };
         let (diag, route) = opened.map_err(|source| SocketError::Netlink { namespace: number, source })?;
-        let owners = Owners::new(self.root.clone());
-        let pids = BTreeSet::from([pid]);
-        self.namespaces.insert(number, Namespace { diag, route, pids, owners });
+        self.namespaces.insert(number, Namespace::new(&self.root, diag, route, pid));
         Ok(())
     }
 
@@ -100,17 +99,22 @@ impl SocketSamplers {
         });
     }
 
-    /// Looks at the TCP sockets of all targets; `udp` says whether at the UDP ones too. Samples of one look
-    /// carry the time at which the kernel began to list their namespace's sockets.
+    /// Looks at the TCP sockets of all targets; `udp` asks for the UDP ones too, and for a full list in any
+    /// case. Otherwise sockets that are known from the last full list are asked for one by one where that is
+    /// cheaper, and new ones appear with the next list, about every second.
+    ///
+    /// Each sample carries the time at which it was asked for.
     pub fn look(&mut self, at_start: bool, udp: bool) -> Look {
         let begin = Instant::now();
         let mut look = Look::default();
+        let mut counted = Counted::default();
         for (&number, namespace) in &mut self.namespaces {
-            namespace.look(Protocol::Tcp, at_start, number, &mut look);
-            if udp {
-                namespace.look(Protocol::Udp, at_start, number, &mut look);
+            if let Err(source) = namespace.look(at_start, udp, &mut counted) {
+                look.errors.push(SocketError::Netlink { namespace: number, source });
             }
         }
+        look.samples = counted.samples;
+        look.listed = counted.listed;
         look.cost = begin.elapsed();
         look
     }
@@ -130,123 +134,13 @@ impl SocketSamplers {
     }
 }
 
-fn open_sockets() -> Result<(Netlink, Netlink), NetlinkError> {
-    Ok((
-        Netlink::open(netlink_sys::protocols::NETLINK_SOCK_DIAG)?,
-        Netlink::open(netlink_sys::protocols::NETLINK_ROUTE)?,
-    ))
-}
-
-impl Namespace {
-    fn look(&mut self, protocol: Protocol, at_start: bool, number: u64, look: &mut Look) {
-        let time_ns = monotonic_ns();
-        let mut sockets = Vec::new();
-        let listed = &mut look.listed;
-        let result = diag::dump(&mut self.diag, protocol, |socket| {
-            *listed += 1;
-            if socket.inode != 0 && sockets.len() < SAMPLES * 4 {
-                sockets.push(socket);
-            }
-        });
-        if let Err(source) = result {
-            look.errors.push(SocketError::Netlink { namespace: number, source });
-        }
-        self.owners.refresh(&self.pids, sockets.iter().map(|socket| socket.inode));
-        for socket in sockets {
-            if let Some(owner) = self.owners.of(socket.inode)
-                && look.samples.len() < SAMPLES
-            {
-                look.samples.push(sample(&socket, owner, protocol, time_ns, at_start));
-            }
-        }
-    }
-}
-
-fn sample(
-    socket: &DiagSocket,
-    owner: Owner,
-    protocol: Protocol,
-    time_ns: u64,
-    at_start: bool,
-) -> SocketSample {
-    let info = socket.info.unwrap_or_default();
-    // Before the handshake the kernel shows its initial guesses, and a time since boot.
-    let settled = socket.info.is_some() && !matches!(socket.state, SYN_SENT | LISTEN);
-    let measured = settled && info.rtt_us > 0;
-    let microseconds = |value: u32| if measured { u64::from(value) * 1000 } else { 0 };
-    let (receive_queue, send_queue) =
-        if socket.state == LISTEN { (0, 0) } else { (socket.receive_queue, socket.send_queue) };
-    SocketSample {
-        time_ns,
-        pid: owner.pid,
-        socket: Socket {
-            ino: u64::from(socket.inode),
-            fd: owner.fd,
-            kind: if protocol == Protocol::Tcp { libc::SOCK_STREAM as u8 } else { libc::SOCK_DGRAM as u8 },
-            state: socket.state,
-            ends: Ends::Inet { local: socket.local, peer: socket.peer },
-            events: 0,
-            revents: 0,
-        },
-        rtt_ns: microseconds(info.rtt_us),
-        rtt_var_ns: microseconds(info.rttvar_us),
-        total_retransmits: info.total_retrans,
-        current_retransmits: u32::from(info.retransmits.max(socket.retransmits)),
-        bytes_acked: info.bytes_acked,
-        bytes_received: info.bytes_received,
-        send_queue,
-        receive_queue,
-        // The kernel counts milliseconds; less than one is not the same as unknown.
-        last_receive_age_ns: if settled { (u64::from(info.last_data_recv_ms) * 1_000_000).max(1) } else { 0 },
-        at_start,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
-    use super::super::diag::TcpInfo;
     use super::*;
-
-    fn diag_socket(state: u8) -> DiagSocket {
-        DiagSocket {
-            inode: 7,
-            state,
-            local: "10.0.0.1:1000".parse().unwrap(),
-            peer: "10.0.0.2:2000".parse().unwrap(),
-            receive_queue: 5,
-            send_queue: 6,
-            retransmits: 1,
-            info: Some(TcpInfo {
-                retransmits: 3,
-                last_data_recv_ms: 40,
-                rtt_us: 150,
-                rttvar_us: 20,
-                total_retrans: 9,
-                bytes_acked: 1,
-                bytes_received: 2,
-            }),
-        }
-    }
-
-    #[test]
-    fn times_are_given_in_nanoseconds() {
-        let sample = sample(&diag_socket(1), Owner { pid: 4, fd: 8 }, Protocol::Tcp, 99, true);
-        assert_eq!((sample.rtt_ns, sample.rtt_var_ns), (150_000, 20_000));
-        assert_eq!(sample.last_receive_age_ns, 40_000_000);
-        assert_eq!((sample.total_retransmits, sample.current_retransmits), (9, 3));
-        assert_eq!((sample.receive_queue, sample.send_queue), (5, 6));
-        assert_eq!((sample.pid, sample.socket.fd, sample.time_ns, sample.at_start), (4, 8, 99, true));
-    }
-
-    #[test]
-    fn a_socket_without_a_handshake_has_no_round_trip_time() {
-        let sample = sample(&diag_socket(SYN_SENT), Owner { pid: 4, fd: 8 }, Protocol::Tcp, 99, false);
-        assert_eq!((sample.rtt_ns, sample.rtt_var_ns, sample.last_receive_age_ns), (0, 0, 0));
-        assert_eq!(sample.current_retransmits, 3);
-    }
+    use crate::trace::record::Ends;
 
     fn ends(sample: &SocketSample) -> (SocketAddr, SocketAddr) {
         match sample.socket.ends {
@@ -279,6 +173,31 @@ mod tests {
         assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&client), near.socket.fd);
         let far = find(server.local_addr().unwrap(), server.peer_addr().unwrap());
         assert_eq!((far.bytes_received, far.receive_queue), (3000, 2000));
+    }
+
+    #[test]
+    fn a_known_socket_is_followed_without_a_new_list_and_a_closed_one_is_dropped() {
+        let root = ProcRoot::default();
+        let own = root.own_pid();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let local = server.peer_addr().unwrap();
+        let mut samplers = SocketSamplers::new(root);
+        samplers.add(own).unwrap();
+        let queue = |look: &Look| {
+            let far = |sample: &&SocketSample| ends(sample).1 == local;
+            look.samples.iter().find(far).map(|sample| sample.receive_queue)
+        };
+        assert_eq!(queue(&samplers.look(true, true)), Some(0));
+        client.write_all(&[0; 500]).unwrap();
+        let mut quick = samplers.look(false, false);
+        while quick.listed > 0 {
+            quick = samplers.look(false, false);
+        }
+        assert_eq!(queue(&quick), Some(500));
+        drop(server);
+        assert_eq!(queue(&samplers.look(false, false)), None);
     }
 
     #[test]

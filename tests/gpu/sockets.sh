@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Records real NCCL jobs on a machine with one GPU, root, PyTorch and a built stallscope.
+#   tests/gpu/sockets.sh FOLDER     leaves traces, reports and flame graphs in FOLDER
+# Three recordings: a job attached to in mid-training, the same with a late rank, and a start that hangs because
+# the resolver's address has no listener.
+set -u
+out=${1:?folder for the results}
+here=$(cd "$(dirname "$0")" && pwd)
+stallscope=${STALLSCOPE_BIN:-$here/../../target/release/stallscope}
+work=$(mktemp -d)
+chmod +x "$stallscope"
+export NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_RANK=0
+
+{
+    uname -r
+    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+    python3 -c 'import torch; print("torch", torch.__version__, "nccl", torch.cuda.nccl.version())'
+    "$stallscope" doctor
+} >"$out/machine.txt" 2>&1
+
+# One parent whose children are the ranks: the thing to attach to. It prints its steps a second at the end.
+launch() { # PORT SECONDS LATE
+    MASTER_PORT=$1 exec bash -c 'RANK=0 python3 "$0" "$1" "$2" & RANK=1 python3 "$0" "$1" "$2" & wait' "$here/train.py" "$2" "$3"
+}
+
+record() { # NAME PID
+    "$stallscope" record --pid "$2" -d 8s -o "$work/$1.stall" >"$out/$1.txt" 2>&1
+    {
+        "$stallscope" report "$work/$1.stall"
+        "$stallscope" export "$work/$1.stall" --format folded | sort -t' ' -k2 | head -400
+    } >>"$out/$1.txt" 2>&1
+    cp "$work/$1.stall" "$out/$1.stall"
+}
+
+(launch 29511 45 0) >"$work/plain.log" 2>&1 &
+sleep 25
+record train $!
+wait $!
+(launch 29512 40 20) >"$work/late.log" 2>&1 &
+sleep 22
+record late $!
+wait $!
+
+# The launcher's name for the master cannot be resolved: resolv.conf names an address where nobody listens.
+echo 'nameserver 127.0.0.53' >"$work/resolv.conf"
+cat >"$work/hang.sh" <<'EOF'
+mount --bind "$1" /etc/resolv.conf
+sed -i 's/^hosts:.*/hosts: files dns/' /etc/nsswitch.conf 2>/dev/null
+MASTER_ADDR=node01.cluster.internal MASTER_PORT=29513 RANK=1 exec timeout 40 python3 "$2" 5
+EOF
+unshare --mount --propagation private bash "$work/hang.sh" "$work/resolv.conf" "$here/train.py" >"$work/hang.log" 2>&1 &
+sleep 12
+record hang $!
+kill %% 2>/dev/null
+tail -n 3 "$work"/*.log >"$out/jobs.txt" 2>&1
+tail -n 40 "$out"/machine.txt "$out"/jobs.txt
