@@ -97,13 +97,23 @@ fn one_line(text: &str) -> String {
 
 impl From<TraceError> for CliError {
     fn from(error: TraceError) -> CliError {
+        CliError::from(&error)
+    }
+}
+
+impl From<&TraceError> for CliError {
+    fn from(error: &TraceError) -> CliError {
         CliError { message: error.to_string(), help: error.help().into_iter().collect(), code: FAILED }
     }
 }
 
 impl From<RecordError> for CliError {
     fn from(error: RecordError) -> CliError {
-        CliError { message: crate::probes::one_line(&error), help: error.help().into_iter().collect(), code: FAILED }
+        CliError {
+            message: crate::probes::one_line(&error),
+            help: error.help().into_iter().collect(),
+            code: FAILED,
+        }
     }
 }
 
