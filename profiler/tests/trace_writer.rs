@@ -102,8 +102,34 @@ fn a_full_disk_leaves_the_blocks_before_and_says_what_is_lost() {
             events: true
         })));
         assert_eq!(records.last(), Some(&Record::End(end())));
-        assert_eq!(state.complete, can_cut, "a piece that could not be cut off is damage: {state:?}");
+        assert!(!state.complete);
+        assert!(state.damage.iter().any(|line| line.contains("could not be written")), "{state:?}");
+        assert_eq!(
+            state.bytes_unread == 0,
+            can_cut,
+            "a piece that could not be cut off is skipped: {state:?}"
+        );
     }
+}
+
+#[test]
+fn a_trace_that_cannot_say_what_it_lacks_has_no_end() {
+    let disk = Disk { can_cut: true, ..Disk::default() };
+    *disk.capacity.borrow_mut() = 40;
+    let mut writer = TraceWriter::new(disk.clone(), "disk").unwrap();
+    writer.write(clock(1)).unwrap();
+    writer.flush().unwrap_err();
+    // Room for an end, and not for a loss with its longer name.
+    *disk.capacity.borrow_mut() = 20 + 28 + 14;
+    assert!(matches!(writer.finish(end()), Err(TraceError::Write { .. })));
+    let (records, state) = read(&disk);
+    assert_eq!(records, []);
+    assert!(!state.complete);
+
+    *disk.capacity.borrow_mut() = 20 + 28 + 14;
+    disk.data.borrow_mut().clear();
+    TraceWriter::new(disk.clone(), "disk").unwrap().finish(end()).unwrap();
+    assert!(read(&disk).1.complete, "an end alone has room");
 }
 
 #[test]

@@ -169,7 +169,7 @@ pub struct DemoArgs {
     #[arg(short, long, value_name = "DIR", default_value = "demo")]
     pub output: PathBuf,
     /// Length of the recording
-    #[arg(short, long, value_name = "TIME", value_parser = positive_duration, default_value = "8s")]
+    #[arg(short, long, value_name = "TIME", value_parser = positive_duration, default_value = "10s")]
     pub duration: Duration,
     /// What the processes of the workload are started with
     #[arg(long, hide = true)]
@@ -305,6 +305,12 @@ mod tests {
         assert_eq!(parse("--help").unwrap_err().kind(), ErrorKind::DisplayHelp);
         assert_eq!(parse("record --help").unwrap_err().exit_code(), 0);
         assert_eq!(parse("--version").unwrap_err().kind(), ErrorKind::DisplayVersion);
+    }
+
+    #[test]
+    fn doctor_takes_a_process_and_a_format() {
+        let Ok(Command::Doctor(args)) = parse("doctor --pid 7 --format json") else { panic!("not doctor") };
+        assert_eq!((args.pid, args.format), (Some(7), DoctorFormat::Json));
     }
 
     #[test]

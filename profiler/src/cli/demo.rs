@@ -7,7 +7,7 @@ use super::args::DemoArgs;
 use super::error::CliError;
 use super::load::load_analysis;
 use super::output::write_output;
-use super::record::{Standard, note, summarise};
+use super::record::{Standard, conclude, note};
 use crate::demo::{Demo, run_workload};
 use crate::record::{RecordOptions, TargetChoice, record};
 use crate::render::RenderError;
@@ -40,14 +40,14 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
     };
     let recording = record(&options, &mut Standard)?;
     job.stop();
-    if let Some(error) = recording.write_error {
-        return Err(error.into());
+    match conclude(&recording, &trace, None) {
+        Err(error) if error.code != 0 => return Err(error),
+        _ => {}
     }
     let analysis = load_analysis(&trace, None)?;
     let (flame, report) = (folder.join("flame.svg"), folder.join("report.txt"));
     write_output(Some(&flame), |out| write_svg(&analysis, &FlameOptions::default(), out))?;
     write_output(Some(&report), |out| write_report(&analysis, out).map_err(RenderError::from))?;
-    summarise(&trace, None)?;
     note(&format!("report written to {}", report.display()));
     note(&format!("flame graph written to {}: open it in a browser", flame.display()));
     Ok(())

@@ -97,6 +97,12 @@ fn one_line(text: &str) -> String {
 
 impl From<TraceError> for CliError {
     fn from(error: TraceError) -> CliError {
+        CliError::from(&error)
+    }
+}
+
+impl From<&TraceError> for CliError {
+    fn from(error: &TraceError) -> CliError {
         CliError { message: error.to_string(), help: error.help().into_iter().collect(), code: FAILED }
     }
 }

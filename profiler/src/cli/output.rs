@@ -91,7 +91,7 @@ fn write_file<E: Into<CliError>>(
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let existing = fs::metadata(&target).ok();
     if existing.as_ref().is_some_and(fs::Metadata::is_dir) {
-        return Err(fail(io::ErrorKind::IsADirectory.into()));
+        return Err(fail(plain(io::ErrorKind::IsADirectory)));
     }
     let regular = existing.as_ref().is_none_or(fs::Metadata::is_file);
     let temporary = if regular { Some(beside(&target)) } else { None };
@@ -121,8 +121,22 @@ fn beside(path: &Path) -> io::Result<NamedTempFile> {
         .prefix(".stallscope-")
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder)
-        // The error of the library names its own temporary file, which means nothing to the user.
-        .map_err(|error| error.raw_os_error().map_or(error.kind().into(), io::Error::from_raw_os_error))
+        .map_err(|error| plain(error.kind()))
+}
+
+/// The system's own words: the library's error names its temporary file, which means nothing to the user.
+fn plain(kind: io::ErrorKind) -> io::Error {
+    let errno = match kind {
+        io::ErrorKind::NotFound => libc::ENOENT,
+        io::ErrorKind::NotADirectory => libc::ENOTDIR,
+        io::ErrorKind::IsADirectory => libc::EISDIR,
+        io::ErrorKind::PermissionDenied => libc::EACCES,
+        io::ErrorKind::ReadOnlyFilesystem => libc::EROFS,
+        io::ErrorKind::StorageFull => libc::ENOSPC,
+        io::ErrorKind::QuotaExceeded => libc::EDQUOT,
+        _ => return kind.into(),
+    };
+    io::Error::from_raw_os_error(errno)
 }
 
 /// Owner and permissions of the file that is replaced stay.
@@ -201,6 +215,7 @@ mod tests {
             assert_eq!(error.code, 1);
             assert!(error.message.contains(path.to_str().unwrap()), "{error:?}");
             assert!(!error.message.contains(".stallscope-"), "{error:?}");
+            assert!(error.message.contains("os error"), "{error:?}");
             assert_eq!(error.help.len(), 1, "{error:?}");
         }
     }

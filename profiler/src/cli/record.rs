@@ -15,6 +15,7 @@ use super::report::colours_wanted;
 use crate::record::{Narrator, RecordOptions, Recording, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::text::{TextOptions, write_summary_with};
+use crate::render::unit;
 
 /// Window of a process that was attached to, unless `--duration` says otherwise.
 const DURATION: Duration = Duration::from_secs(30);
@@ -87,29 +88,33 @@ fn status_code(status: ExitStatus) -> u8 {
 }
 
 /// The summary first: a trace that could not be written to its end has one too.
-fn conclude(recording: &Recording, trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
+pub(super) fn conclude(recording: &Recording, trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
     let summary = summarise(trace, topology);
+    tell(recording, trace);
     match &recording.write_error {
-        Some(error) => Err(CliError {
-            message: error.to_string(),
-            help: error.help().into_iter().collect(),
-            code: super::error::FAILED,
-        }),
+        Some(error) => Err(CliError::from(error)),
         None => summary,
     }
 }
 
 /// Says what the trace holds. A pipe or a device cannot be read again.
-pub(super) fn summarise(trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
+fn summarise(trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
     if !std::fs::metadata(trace).is_ok_and(|meta| meta.is_file()) {
         return Ok(());
     }
     let analysis = load_analysis(trace, topology)?;
     let options = TextOptions { colour: colours_wanted() };
-    let written =
-        write_output(None, |out| write_summary_with(&analysis, options, out).map_err(RenderError::from));
-    note(&format!("trace written to {}", trace.display()));
-    written
+    write_output(None, |out| write_summary_with(&analysis, options, out).map_err(RenderError::from))
+}
+
+fn tell(recording: &Recording, trace: &Path) {
+    let totals = &recording.totals;
+    let size = std::fs::metadata(trace).map_or(0, |meta| meta.len());
+    let lost = if totals.lost == 0 { "nothing".to_owned() } else { unit::plural(totals.lost, "event") };
+    let events = unit::plural(totals.events, "event");
+    let path = trace.display();
+    note(&format!("recorded {events}, {lost} lost, {} in {path}", unit::bytes(size)));
+    note(&format!("next: stallscope report {path}; stallscope flame {path} -o flame.svg"));
 }
 
 /// Standard error, where what is not a result belongs. If it is closed, nobody wants to know.

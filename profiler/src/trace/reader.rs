@@ -11,6 +11,7 @@ use super::format::{self, FILE_HEADER, MAGIC, MAJOR, SYNC, Version};
 use super::kind::Kind;
 use super::record::{Loss, Record};
 use super::window::Window;
+use super::writer::LOSS_WRITE;
 use crate::analysis::report::TraceState;
 
 /// Name of the [`Loss`] that counts the records of kinds which this version does not know.
@@ -24,6 +25,8 @@ pub struct TraceReader<R = File> {
     current: Current,
     version: Version,
     unknown: u64,
+    /// Records that the writer could not write, by its own account.
+    unwritten: u64,
     ended_in_order: bool,
     exhausted: bool,
 }
@@ -73,6 +76,7 @@ impl<R: Read> TraceReader<R> {
             current: Current::Nothing,
             version: header.unwrap_or(Version { major: MAJOR, minor: format::MINOR }),
             unknown: 0,
+            unwritten: 0,
             ended_in_order: false,
             exhausted: false,
         };
@@ -95,8 +99,11 @@ impl<R: Read> TraceReader<R> {
             lines
                 .push("the recording did not end in order: it was killed, or it is still running".to_owned());
         }
+        if self.unwritten > 0 {
+            lines.push(format!("{} records could not be written when this was recorded", self.unwritten));
+        }
         TraceState {
-            complete: self.ended_in_order && damage.is_none(),
+            complete: self.ended_in_order && self.unwritten == 0 && damage.is_none(),
             damage: lines,
             bytes_unread: damage.bytes_unread(),
         }
@@ -106,7 +113,11 @@ impl<R: Read> TraceReader<R> {
     pub fn next_record(&mut self) -> Option<Record> {
         while !self.exhausted {
             if let Some(record) = self.next_of_block() {
-                self.ended_in_order |= matches!(record, Record::End(_));
+                match &record {
+                    Record::End(_) => self.ended_in_order = true,
+                    Record::Loss(loss) if loss.what == LOSS_WRITE => self.unwritten = loss.count,
+                    _ => {}
+                }
                 return Some(record);
             }
             let Some(block) = self.blocks.next_block() else {

@@ -178,11 +178,17 @@ impl<S: Sink> TraceWriter<S> {
     /// Writes out everything, and the end. Only a trace with an end is complete.
     ///
     /// # Errors
-    /// [`TraceError::Write`]; the end is tried nevertheless.
+    /// [`TraceError::Write`]; the end is tried nevertheless, unless records are lost and even their number could
+    /// not be written.
     pub fn finish(mut self, end: End) -> Result<(), TraceError> {
         self.finished = true;
         let flushed = self.flush();
-        let ended = self.write_row(&Record::End(end)).and_then(|()| self.flush_rows(Kind::End));
+        // A trace that lacks records and does not say so must not look complete.
+        let ended = if self.lost == self.lost_told {
+            self.write_row(&Record::End(end)).and_then(|()| self.flush_rows(Kind::End))
+        } else {
+            Ok(())
+        };
         let settled = self.sink.settle().map_err(|source| self.write_error(source));
         flushed.and(ended).and(settled)
     }
