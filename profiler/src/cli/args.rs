@@ -128,6 +128,9 @@ pub struct ReportArgs {
     /// Racks and their hosts (TOML, or lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
+    /// Thresholds of the findings, where they differ from the defaults (TOML; docs/findings.md has them all)
+    #[arg(long, value_name = "FILE")]
+    pub thresholds: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -15,10 +15,15 @@ const TOPOLOGY_MAX: u64 = 16 << 20;
 
 /// Reads and analyses a trace, as far as it can be read.
 pub fn load_analysis(trace: &Path, topology: Option<&Path>) -> Result<Analysis, CliError> {
-    let options = AnalysisOptions { topology: topology.map(load_topology).transpose()? };
+    let topology = topology.map(load_topology).transpose()?;
+    load_with(trace, &AnalysisOptions { topology, ..AnalysisOptions::default() })
+}
+
+/// The same with all options.
+pub fn load_with(trace: &Path, options: &AnalysisOptions) -> Result<Analysis, CliError> {
     let mut reader = TraceReader::open(trace)?;
     let model = Model::from_records(reader.by_ref());
-    Ok(analyse_model(model, reader.state(), &options))
+    Ok(analyse_model(model, reader.state(), options))
 }
 
 pub fn load_topology(path: &Path) -> Result<Topology, CliError> {

@@ -4,15 +4,25 @@ use std::io::{IsTerminal, stdout};
 
 use super::args::{ReportArgs, ReportFormat};
 use super::error::CliError;
-use super::load::load_analysis;
+use super::load::{load_topology, load_with};
 use super::output::write_output;
+use crate::analysis::AnalysisOptions;
+use crate::analysis::findings::Thresholds;
 use crate::render::RenderError;
 use crate::render::html::write_html;
 use crate::render::json::write_json;
 use crate::render::text::{TextOptions, write_report_with};
 
 pub fn run(args: &ReportArgs) -> Result<(), CliError> {
-    let analysis = load_analysis(&args.trace, args.topology.as_deref())?;
+    let thresholds = match &args.thresholds {
+        Some(path) => Thresholds::read(path).map_err(|error| {
+            CliError::new(format!("cannot read the thresholds: {error}"))
+                .with_help("docs/findings.md lists the tables and names that the file may have")
+        })?,
+        None => Thresholds::default(),
+    };
+    let topology = args.topology.as_deref().map(load_topology).transpose()?;
+    let analysis = load_with(&args.trace, &AnalysisOptions { topology, thresholds })?;
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
         ReportFormat::Text => {
