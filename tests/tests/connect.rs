@@ -216,6 +216,54 @@ fn a_non_blocking_connect_is_timed_until_epoll_tells() {
 }
 
 #[test]
+fn attaching_in_the_middle_of_a_non_blocking_connect_reports_it() {
+    let (client, peer) = silent();
+    let mut program = Program::start_on(&client, &["connect-epoll", &peer, "20000"]);
+    program.go();
+    std::thread::sleep(Duration::from_millis(1200));
+    let recording = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(300));
+    let report = recording.finish().report();
+    let row = connect(&report, &peer, "in_flight");
+    assert_eq!((&row["count"], &row["began_earlier"]), (&json!(1), &json!(true)));
+    assert_eq!((&row["pid"], &row["tid"]), (&json!(program.pid()), &json!(program.pid())));
+    assert!(row["syn_retransmits"].as_u64().unwrap() >= 1, "{row}");
+    assert_stalled(&report, report["target"]["duration_ns"].as_u64().unwrap());
+    finding(&report, "tcp.peer_unreachable");
+}
+
+#[test]
+fn attaching_in_the_middle_of_parallel_connects_tells_the_threads_apart() {
+    let (client, peer) = silent();
+    let mut program = Program::start_on(&client, &["connect-parallel", &peer, "5"]);
+    program.go();
+    std::thread::sleep(Duration::from_millis(200));
+    let recording = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(300));
+    let report = recording.finish().report();
+    let found = connects(&report, &peer, "in_flight");
+    assert_eq!(found.len(), 5, "{found:#?}");
+    assert!(found.iter().all(|row| row["count"] == 1 && row["began_earlier"] == true), "{found:#?}");
+    assert_stalled(&report, 5 * report["target"]["duration_ns"].as_u64().unwrap());
+}
+
+#[test]
+fn an_ipv6_peer_that_is_silent_is_in_flight() {
+    let (_, client) = network();
+    client.make_silent("fd77::99".parse().unwrap()).unwrap();
+    let peer = "[fd77::99]:29500";
+    let mut program = Program::start_on(&client, &["connect", peer]);
+    let recording = Recorder::new().pid(program.pid()).start();
+    program.go();
+    std::thread::sleep(Duration::from_millis(1400));
+    let report = recording.finish().report();
+    let row = connect(&report, peer, "in_flight");
+    assert_eq!((&row["count"], &row["syn_retransmits"]), (&json!(1), &json!(1)));
+    assert_eq!(row["family"], "inet6");
+    finding(&report, "tcp.peer_unreachable");
+}
+
+#[test]
 fn a_non_blocking_connect_that_fails_has_the_errno_of_the_socket() {
     let (client, peer) = silent();
     syn_retries(&client, "1");
