@@ -43,7 +43,7 @@ fn a_recorder_that_is_told_to_end_leaves_a_complete_trace() {
 fn a_killed_recorder_does_no_harm_to_its_target() {
     require_root();
     let peer = Peer::late(LATE);
-    let mut program = Program::start(&["recv", "blocking", &peer.name(), "40"]);
+    let mut program = Program::start(&["recv", "blocking", &peer.name(), "150"]);
     let recording = Recorder::new().pid(program.pid()).start();
     program.go();
     std::thread::sleep(Duration::from_millis(700));
@@ -51,7 +51,7 @@ fn a_killed_recorder_does_no_harm_to_its_target() {
     // Another recorder finds the target as if there had never been one.
     let second = Recorder::new().pid(program.pid()).start();
     let values = program.done();
-    assert_eq!(values.get::<u64>("looks"), 40, "each reply came in one piece");
+    assert_eq!(values.get::<u64>("looks"), 150, "each reply came in one piece");
     let after = second.finish();
     assert!(after.status.success(), "{}", after.stderr);
     assert!(sum(&[receive(&after.report(), &peer)], "waits") > 0);
@@ -79,7 +79,8 @@ fn two_recorders_of_one_target_see_the_same() {
 fn a_target_that_is_stopped_for_a_while_waits_before_and_after() {
     require_root();
     let peer = Peer::late(Duration::from_millis(900));
-    for how in ["blocking", "poll", "select", "epoll"] {
+    // Not epoll_wait: with or without a recorder Linux lets it fail with EINTR then.
+    for how in ["blocking", "read", "poll", "select"] {
         let mut program = Program::start(&["recv", how, &peer.name(), "1"]);
         let recording = Recorder::new().pid(program.pid()).start();
         program.go();
@@ -145,6 +146,8 @@ fn hostile_names_do_no_harm_where_they_are_shown() {
     assert!(text.status.success(), "{}", String::from_utf8_lossy(&text.stderr));
     for (what, bytes) in [("report", text.stdout), ("flame graph", std::fs::read(svg).unwrap())] {
         assert!(!bytes.contains(&0x1b), "no escape character in the {what}");
-        assert!(!String::from_utf8(bytes).unwrap().contains("[2J<&"), "no markup in the {what}");
+        // Plain text has no markup.
+        let markup = what == "flame graph" && String::from_utf8(bytes).unwrap().contains("[2J<&");
+        assert!(!markup, "no markup in the {what}");
     }
 }
