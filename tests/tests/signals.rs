@@ -102,7 +102,7 @@ fn a_target_that_is_stopped_for_a_while_waits_before_and_after() {
 #[test]
 fn attaching_to_a_stopped_target_sees_it_go_on() {
     require_root();
-    let peer = Peer::late(Duration::from_millis(900));
+    let peer = Peer::late(Duration::from_secs(3));
     let mut program = Program::start(&["recv", "blocking", &peer.name(), "1"]);
     program.go();
     std::thread::sleep(Duration::from_millis(50));
