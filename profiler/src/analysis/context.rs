@@ -6,7 +6,14 @@ use std::net::SocketAddr;
 use crate::model::Model;
 use crate::model::intern::NameId;
 use crate::model::socket::{SocketInfo, known_peer, plain_address};
+use crate::model::thread::Interval;
 use crate::trace::record::{Direction, Ends, Socket};
+
+/// A loss lasts as long at most where only one retransmission tells of it: the first time-out of TCP is at least
+/// 200 ms, the second one twice that, and a round trip or a busy machine come on top.
+const LEAST_LOSS_NS: u64 = 1_000_000_000;
+/// TCP waits no longer for an acknowledgement.
+const LONGEST_TIMEOUT_NS: u64 = 120_000_000_000;
 
 /// Indices over a model, made once for the classification of all waits.
 #[derive(Debug)]
@@ -66,19 +73,27 @@ impl<'m> Context<'m> {
         }
     }
 
-    /// The first retransmission on the socket in `[start_ns, end_ns)`.
-    pub fn first_retransmit(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<u64> {
+    /// From the first retransmission on the socket in `[start_ns, end_ns)` to when the last one there must have come
+    /// through: otherwise TCP would have sent the segment again, after twice the time.
+    pub fn loss(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<Interval> {
         let by_ino = self.retransmits.get(&socket.ino).filter(|_| socket.ino != 0);
         let by_ends = match (socket.local, socket.peer) {
             (Some(local), Some(peer)) => self.retransmits_by_ends.get(&(local, peer)),
             _ => None,
         };
-        [by_ino, by_ends]
-            .into_iter()
-            .flatten()
-            .filter_map(|times| times.get(times.partition_point(|time| *time < start_ns)).copied())
-            .filter(|time| *time < end_ns)
-            .min()
+        let within = |times: &Vec<u64>| {
+            let begin = times.partition_point(|time| *time < start_ns);
+            let end = times.partition_point(|time| *time < end_ns);
+            let (first, last) = (*times.get(begin)?, *times.get(end.checked_sub(1)?)?);
+            let before = end.checked_sub(2).and_then(|index| times.get(index)).copied().unwrap_or(last);
+            let repaired_ns =
+                last.saturating_add((2 * (last - before).min(LONGEST_TIMEOUT_NS)).max(LEAST_LOSS_NS));
+            (first < end_ns).then_some(Interval { start_ns: first, end_ns: repaired_ns })
+        };
+        [by_ino, by_ends].into_iter().flatten().filter_map(within).reduce(|one, other| Interval {
+            start_ns: one.start_ns.min(other.start_ns),
+            end_ns: one.end_ns.max(other.end_ns),
+        })
     }
 
     /// The handshake on this socket that was under way in `[start_ns, end_ns)`. A socket has one at a

@@ -219,7 +219,7 @@ fn an_internet_socket_without_a_peer_is_other_only_where_nothing_better_is_await
 }
 
 #[test]
-fn a_wait_is_tcp_retransmit_from_the_first_retransmission_to_its_end() {
+fn a_wait_is_tcp_retransmit_from_the_first_retransmission_on() {
     let peer = || tcp(2, "10.0.0.2:80");
     let retransmitted = |mut trace: Trace| trace.wait(call(Call::Recvfrom, vec![peer()])).analyse();
     let mut trace = Trace::new();
@@ -241,6 +241,28 @@ fn a_wait_is_tcp_retransmit_from_the_first_retransmission_to_its_end() {
         let row = retransmitted(trace).cause(Cause::TcpRetransmit).map_or(0, |row| row.stalled_ns);
         assert_eq!(row, lost, "{time}");
     }
+}
+
+#[test]
+fn a_loss_is_repaired_when_tcp_does_not_send_again() {
+    const S: u64 = 1_000_000_000;
+    let peer = || tcp(1, "10.0.1.1:80");
+    let lost = |times: &[u64]| {
+        let mut trace = Trace::with_window(0, 100 * S);
+        times.iter().for_each(|time| {
+            trace.retransmit(*time, peer());
+        });
+        let analysis = trace.wait(wait(Call::Write, S, 99 * S, vec![peer()])).analyse();
+        let row = |cause| analysis.cause(cause).map_or(0, |row| row.stalled_ns);
+        let socket = &analysis.report.sockets[0];
+        assert_eq!((socket.waits, socket.stalled_ns, socket.duration.count), (1, 98 * S, 1));
+        assert_eq!(row(Cause::SockSend) + row(Cause::TcpRetransmit), 98 * S);
+        row(Cause::TcpRetransmit)
+    };
+    // One lost segment; a row of time-outs, each twice the one before; one that may last beyond the wait.
+    assert_eq!(lost(&[2 * S]), S);
+    assert_eq!(lost(&[2 * S, 4 * S, 8 * S]), 6 * S + 8 * S);
+    assert_eq!(lost(&[34 * S, 66 * S]), 65 * S);
 }
 
 #[test]
