@@ -249,6 +249,7 @@ impl ProbeSet {
             }
         };
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
+        tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);

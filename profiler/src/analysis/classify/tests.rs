@@ -249,9 +249,9 @@ fn a_loss_is_repaired_when_tcp_does_not_send_again() {
     let peer = || tcp(1, "10.0.1.1:80");
     let lost = |times: &[u64]| {
         let mut trace = Trace::with_window(0, 100 * S);
-        times.iter().for_each(|time| {
+        for time in times {
             trace.retransmit(*time, peer());
-        });
+        }
         let analysis = trace.wait(wait(Call::Write, S, 99 * S, vec![peer()])).analyse();
         let row = |cause| analysis.cause(cause).map_or(0, |row| row.stalled_ns);
         let socket = &analysis.report.sockets[0];
