@@ -14,6 +14,10 @@ pub struct Target {
 /// `Target::flags`: follow children.
 pub const TARGET_FOLLOW: u32 = 1;
 
+/// Places in the map `MARKS`: a byte that is not 0 at a process's id modulo this number says that it may be a target.
+/// Nobody takes a mark away, and processes share them: it only spares almost everybody else the look-up in `TARGETS`.
+pub const MARK_COUNT: u32 = 1 << 16;
+
 /// Set once before the programs are loaded; a frozen global, so that the verifier sees constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

@@ -62,7 +62,9 @@ pub fn call_enter(ctx: BtfTracePointContext) -> i32 {
 fn enter(ctx: &BtfTracePointContext) -> Option<()> {
     let id = bpf_get_current_pid_tgid();
     let tgid = (id >> 32) as u32;
-    maps::TARGETS.get_ptr(tgid)?;
+    if !maps::is_marked(tgid) {
+        return None;
+    }
     let number: u64 = ctx.arg(1);
     let mut call = u32::from(*maps::CALLS.get(number as u32)?);
     if call == 0 {
@@ -74,7 +76,7 @@ fn enter(ctx: &BtfTracePointContext) -> Option<()> {
     if regs.is_foreign() {
         return None;
     }
-    let thread = thread::find_or_add(tgid, id as u32)?;
+    let thread = thread::of_target(tgid, id as u32)?;
     if call == u32::from(RESTART_CALL) {
         call = thread.restart;
         if call == 0 {
@@ -90,12 +92,15 @@ fn enter(ctx: &BtfTracePointContext) -> Option<()> {
 }
 
 /// Keeps the address that `connect` was given.
-#[inline(always)]
-fn note_dest(thread: &mut Thread) {
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn note_dest(thread: *mut Thread) -> u32 {
+    // SAFETY: callers pass a thread's entry.
+    let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
     let from = thread.args[1];
     thread.dest = dns::address(from);
     if thread.dest.family != 0 || Current.read::<u16>(from) != Some(AF_UNIX) {
-        return;
+        return 0;
     }
     thread.dest = NO_DEST;
     thread.dest.family = AF_UNIX;
@@ -113,11 +118,15 @@ fn note_dest(thread: &mut Thread) {
         }
         index += 1;
     }
+    0
 }
 
 #[btf_tracepoint(function = "sys_exit")]
 pub fn call_exit(ctx: BtfTracePointContext) -> i32 {
     let id = bpf_get_current_pid_tgid();
+    if !maps::is_marked((id >> 32) as u32) {
+        return 0;
+    }
     let Some(thread) = thread::find(id as u32) else { return 0 };
     if thread.call == 0 {
         return 0;

@@ -82,22 +82,38 @@ pub fn messages(thread: &mut Thread, tid: u32, ended: &Ended) {
     if file == 0 || (ANY_FILE.has(call) && !is_socket(file)) {
         return;
     }
-    let port = u16::from_be(member(sock_of(file), offset!(sock_dport)));
+    let port = peer_port(file);
     // A socket that is not connected has the address in the call.
-    if port != PORT && (port != 0 || !names_peer(thread)) {
+    if port != PORT && (port != 0 || !may_name_server(thread)) {
         return;
     }
     record_call(thread, tid, file, ended);
 }
 
-/// Whether the call has a socket address as an argument.
+/// The port that a socket is connected to, 0: none.
 #[inline(always)]
-fn names_peer(thread: &Thread) -> bool {
+fn peer_port(file: u64) -> u16 {
+    u16::from_be(member(sock_of(file), offset!(sock_dport)))
+}
+
+/// Whether the call has the address of a name server as an argument, as far as that can be told cheaply.
+#[inline(always)]
+fn may_name_server(thread: &Thread) -> bool {
     if thread.call == Call::Sendto as u32 || thread.call == Call::Recvfrom as u32 {
-        thread.args[4] != 0
+        port_at(thread.args[4]) == PORT
     } else {
         WITH_HEADS.has(thread.call)
     }
+}
+
+/// The port of an Internet socket address in the program's memory, 0: none.
+#[inline(always)]
+fn port_at(address: u64) -> u16 {
+    if address == 0 {
+        return 0;
+    }
+    let [_, port] = Current.read::<[u16; 2]>(address).unwrap_or([0, 0]);
+    u16::from_be(port)
 }
 
 /// What the loop over a poll set works on.
@@ -143,7 +159,7 @@ unsafe extern "C" fn error_step(index: u32, errors: *mut Errors) -> i64 {
     }
     let sock = sock_of(file);
     let error: u32 = member(sock, offset!(sock_err));
-    if error == 0 || u16::from_be(member(sock, offset!(sock_dport))) != PORT {
+    if error == 0 || peer_port(file) != PORT {
         return ON;
     }
     let message = Message {
@@ -261,8 +277,15 @@ unsafe extern "C" fn many_step(index: u32, many: *mut Many) -> i64 {
 }
 
 #[inline(never)]
-fn record_one(thread: &mut Thread, tid: u32, message: &Message) -> u32 {
+#[unsafe(no_mangle)]
+extern "C" fn record_one(thread: *mut Thread, tid: u32, message: *const Message) -> u32 {
+    // SAFETY: callers pass a thread's entry and a message on their stack.
+    let (Some(thread), Some(message)) = (unsafe { (thread.as_mut(), message.as_ref()) }) else { return 0 };
     let receive = message.receive != 0;
+    // Before there is a record: one that is discarded takes room, and nearly all messages are not for name servers.
+    if peer_port(message.file) != PORT && port_at(message.name) != PORT {
+        return 0;
+    }
     let Some(mut entry) = maps::EVENTS.reserve::<DnsBuffer>(0) else {
         emit::lost(Loss::DnsRing);
         return 0;

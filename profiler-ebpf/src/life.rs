@@ -8,7 +8,7 @@ use profiler_common::config::TARGET_FOLLOW;
 use profiler_common::record::{Header, LIFE_EXEC, LIFE_EXIT, LIFE_FORK, LIFE_THREAD, RecordKind};
 use profiler_common::{LifeRecord, Loss, Target};
 
-use crate::maps::{SETS, TARGETS, THREADS};
+use crate::maps::{SETS, TARGETS, THREADS, mark};
 use crate::mem::{kernel_bytes, member};
 use crate::{emit, offset, thread};
 
@@ -25,6 +25,7 @@ pub fn life_fork(ctx: BtfTracePointContext) -> i32 {
             return 0;
         }
         let followed = Target { flags: target.flags, open_nonblocking: 0 };
+        mark(tgid);
         if TARGETS.insert(tgid, followed, 0).is_err() {
             emit::lost(Loss::TargetTable);
             return 0;

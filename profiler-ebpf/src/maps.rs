@@ -3,6 +3,7 @@
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use profiler_common::call::{CALL_COUNT, CALL_TABLE};
+use profiler_common::config::MARK_COUNT;
 use profiler_common::counter::LOSS_COUNT;
 use profiler_common::{CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Target};
 
@@ -14,6 +15,21 @@ use crate::wait::SetWait;
 /// Processes that are watched, by id.
 #[map]
 pub static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(16384, 0);
+
+/// Whether a process may be a target: the first question of the hot programs. The verifier turns a look-up in an array
+/// into a few instructions, where one in a hash table is a call.
+#[map]
+static MARKS: Array<u8> = Array::with_max_entries(MARK_COUNT, 0);
+
+#[inline(always)]
+pub fn is_marked(tgid: u32) -> bool {
+    MARKS.get(tgid % MARK_COUNT).is_some_and(|mark| *mark != 0)
+}
+
+#[inline(always)]
+pub fn mark(tgid: u32) {
+    let _ = MARKS.set(tgid % MARK_COUNT, 1, 0);
+}
 
 /// System-call number to `Call`, 0: not watched.
 #[map]

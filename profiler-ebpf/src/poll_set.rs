@@ -210,7 +210,8 @@ fn visit_item(set: &mut SetWait, node: u64) {
 /// Takes a descriptor into the set. `asked`: its place in the caller's array, and the events asked for. Where all
 /// places are taken, a socket takes that of something else.
 #[inline(never)]
-fn visit(set: *mut SetWait, file: u64, fd: u32, asked: u32) -> u32 {
+#[unsafe(no_mangle)]
+extern "C" fn visit(set: *mut SetWait, file: u64, fd: u32, asked: u32) -> u32 {
     // SAFETY: an entry of `SETS`.
     let Some(set) = (unsafe { set.as_mut() }) else { return 0 };
     if file == 0 {

@@ -1,4 +1,9 @@
-//! Loops that the verifier looks through once, by `bpf_loop`.
+//! What keeps the verifier's work, which is most of the time that attaching takes, small.
+//!
+//! Loops are `bpf_loop`'s: it looks through their bodies once. And functions that several places call, or one place on
+//! many paths, are global: `extern "C"` with their name exported, which makes it check each of them once, by itself,
+//! instead of at every call. Such a function takes integers and pointers to structures, which it must expect to be
+//! null, and returns an integer.
 
 use aya_ebpf::helpers::generated::bpf_loop;
 use core::ffi::c_void;

@@ -8,10 +8,10 @@ use aya_ebpf::programs::BtfTracePointContext;
 use profiler_common::record::WAIT_SLEPT;
 
 use crate::maps::CLOCK_LEADS;
-use crate::mem::{kernel, member};
+use crate::mem::member;
 use crate::thread::{self, Thread};
 use crate::user_memory::Current;
-use crate::{offset, settings, stack, wait};
+use crate::{maps, offset, settings, stack, wait};
 
 /// Within one call the stacks of this many sleeps are taken, then of every 16th: walking a stack costs more than the
 /// rest of the probe.
@@ -26,15 +26,19 @@ pub fn sleep_switch(ctx: BtfTracePointContext) -> i32 {
         if (id >> 32) as u32 == settings::own_tgid() {
             note_clock();
         }
-        if let Some(thread) = thread::find(tid)
+        if maps::is_marked((id >> 32) as u32)
+            && let Some(thread) = thread::find(tid)
             && thread.call != 0
         {
             leave(&ctx, thread, id);
         }
     }
-    let next: u64 = ctx.arg(2);
-    let tid: u32 = kernel(next + u64::from(offset!(task_pid)));
+    let next: *const u8 = ctx.arg(2);
+    let (tgid, tid) = (offset!(task_tgid) as usize, offset!(task_pid) as usize);
+    // SAFETY: the tracepoint's argument, a task; the verifier knows where its members are.
+    let (tgid, tid) = unsafe { (*next.add(tgid).cast::<u32>(), *next.add(tid).cast::<u32>()) };
     if tid != 0
+        && maps::is_marked(tgid)
         && let Some(thread) = thread::find(tid)
     {
         come_back(thread);

@@ -74,7 +74,8 @@ pub fn sock_of(file: u64) -> u64 {
 /// Describes the file behind a descriptor in `out`, all but the events. Returns the address of the `struct sock`,
 /// 0 where it is no socket.
 #[inline(never)]
-pub fn describe(file: u64, fd: u32, out: *mut SockRecord) -> u64 {
+#[unsafe(no_mangle)]
+pub extern "C" fn describe(file: u64, fd: u32, out: *mut SockRecord) -> u64 {
     // SAFETY: callers pass a record in a map or on their stack; the verifier checks it.
     let Some(out) = (unsafe { out.as_mut() }) else { return 0 };
     *out = crate::thread::NO_SOCK;

@@ -15,6 +15,8 @@ use crate::repeat::{DONE, ON, repeat};
 const PAGE: usize = 4096;
 const HEAD: usize = size_of::<StackRecord>();
 const FRAMES: usize = STACK_FRAMES * 8;
+/// Where the longest snippet ends.
+const SNIPPET_END: u64 = (HEAD + FRAMES + STACK_SNIPPET) as u64;
 /// Pages that the snippet may touch.
 const CHUNKS: u32 = (STACK_SNIPPET / PAGE) as u32 + 1;
 
@@ -91,6 +93,8 @@ fn user_in(ctx: *mut c_void, regs: &UserRegs, id: u64, scratch: &mut UserStack) 
     };
     let begin = HEAD as u64 + u64::from(frames) * 8;
     let end = copy_snippet(scratch, begin, regs.sp);
+    // The verifier does not know what the function returns.
+    let end = if end > SNIPPET_END { SNIPPET_END } else { end };
     if frames == 0 || end == begin {
         emit::lost(Loss::StackTruncated);
     }
@@ -106,9 +110,13 @@ fn user_in(ctx: *mut c_void, regs: &UserRegs, id: u64, scratch: &mut UserStack) 
 
 /// Copies stack memory from `sp` upward to `begin` bytes into the buffer, a page at a time, since a copy fails as a
 /// whole where a page is absent. Returns where the copy ends.
-#[inline(always)]
-fn copy_snippet(scratch: &mut UserStack, begin: u64, sp: u64) -> u64 {
-    let base = (&raw mut *scratch).cast::<u8>();
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn copy_snippet(scratch: *mut UserStack, begin: u64, sp: u64) -> u64 {
+    if scratch.is_null() {
+        return begin;
+    }
+    let base = scratch.cast::<u8>();
     let mut to = begin;
     let mut from = sp;
     let mut left = STACK_SNIPPET as u64;
@@ -116,7 +124,7 @@ fn copy_snippet(scratch: &mut UserStack, begin: u64, sp: u64) -> u64 {
     while chunk < CHUNKS {
         let page_rest = PAGE as u64 - (from & (PAGE as u64 - 1));
         let len = if page_rest > left { left } else { page_rest };
-        if len == 0 || len > PAGE as u64 || to > (HEAD + FRAMES + STACK_SNIPPET) as u64 {
+        if len == 0 || len > PAGE as u64 || to > SNIPPET_END {
             break;
         }
         // SAFETY: begins and ends within the buffer, see `UserStack`.
@@ -128,7 +136,7 @@ fn copy_snippet(scratch: &mut UserStack, begin: u64, sp: u64) -> u64 {
         left -= len;
         chunk += 1;
     }
-    if to > (HEAD + FRAMES + STACK_SNIPPET) as u64 { (HEAD + FRAMES + STACK_SNIPPET) as u64 } else { to }
+    to
 }
 
 #[repr(C)]

@@ -3,7 +3,7 @@
 use profiler_common::{Loss, SockRecord};
 
 use crate::emit;
-use crate::maps::THREADS;
+use crate::maps::{TARGETS, THREADS};
 
 /// Written by its own thread's probes, and at the thread's switches; read by the iterators.
 #[derive(Clone, Copy)]
@@ -102,6 +102,19 @@ static NEW: Thread = Thread {
 pub fn find(tid: u32) -> Option<&'static mut Thread> {
     // SAFETY: entries are removed when their thread ends, and its probes have ended then.
     THREADS.get_ptr_mut(tid).map(|thread| unsafe { &mut *thread })
+}
+
+/// The entry of a thread of a target, made if there is none; `None` for other threads. Entries of threads are removed
+/// when they end, so one that is there needs no second look-up.
+#[inline(always)]
+pub fn of_target(tgid: u32, tid: u32) -> Option<&'static mut Thread> {
+    if let Some(thread) = find(tid)
+        && thread.tgid == tgid
+    {
+        return Some(thread);
+    }
+    TARGETS.get_ptr(tgid)?;
+    find_or_add(tgid, tid)
 }
 
 /// The entry of a thread, made if there is none; `None` where the table is full.

@@ -24,10 +24,9 @@ pub enum ProbeError {
     Missing { name: &'static str },
     #[error("system calls cannot be watched: {reason}")]
     NothingRuns { reason: String },
-    #[error("cannot {what} process {pid} as a target")]
+    #[error("cannot add process {pid} as a target")]
     Target {
         pid: u32,
-        what: &'static str,
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },

@@ -32,11 +32,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
 
 use aya::Ebpf;
-use aya::maps::{HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{BtfTracePoint, UProbe};
 use aya_log::EbpfLogger;
-use profiler_common::config::TARGET_FOLLOW;
+use profiler_common::config::{MARK_COUNT, TARGET_FOLLOW};
 use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Settings, Target};
 
 pub use decode::{DecodeError, decode};
@@ -76,6 +76,7 @@ pub struct ProbeSet {
     ebpf: Ebpf,
     events: RingBuf<MapData>,
     targets: HashMap<MapData, u32, Target>,
+    marks: Array<MapData, u8>,
     totals: PerCpuArray<MapData, CallTotals>,
     lost: PerCpuArray<MapData, u64>,
     nonblocking: HashMap<MapData, NonblockingKey, NonblockingWait>,
@@ -112,6 +113,7 @@ impl ProbeSet {
         Ok(ProbeSet {
             events: take(&mut ebpf, "EVENTS")?,
             targets: take(&mut ebpf, "TARGETS")?,
+            marks: take(&mut ebpf, "MARKS")?,
             totals: take(&mut ebpf, "CALL_TOTALS")?,
             lost: take(&mut ebpf, "LOSSES")?,
             nonblocking: take(&mut ebpf, "NONBLOCKING")?,
@@ -138,19 +140,10 @@ impl ProbeSet {
             return Err(ProbeError::OwnProcess { pid });
         }
         let target = Target { flags: if follow { TARGET_FOLLOW } else { 0 }, open_nonblocking: 0 };
-        self.targets.insert(pid, target, 0).map_err(|error| ProbeError::Target {
-            pid,
-            what: "add",
-            source: error.into(),
-        })
-    }
-
-    /// Watches `pid` no longer. A process that is no target is no error.
-    pub fn remove_target(&mut self, pid: u32) -> Result<(), ProbeError> {
-        match self.targets.remove(&pid) {
-            Ok(()) | Err(aya::maps::MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(ProbeError::Target { pid, what: "remove", source: error.into() }),
-        }
+        self.marks
+            .set(pid % MARK_COUNT, 1, 0)
+            .and_then(|()| self.targets.insert(pid, target, 0))
+            .map_err(|error| ProbeError::Target { pid, source: error.into() })
     }
 
     /// The processes that are watched now: those added, and their children where they are followed. One that ended
