@@ -6,8 +6,8 @@
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
-//! - `sock.recv`, `sock.send`: a wait on a connected peer. From the first retransmission within the wait on
-//!   it is `tcp.retransmit`, as long as the loss can have lasted: what came before and after is an ordinary wait.
+//! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
+//!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
 //! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
 //! - Other waits, no stalls: unix sockets, netlink, pipes, other `futex` operations.
 //!

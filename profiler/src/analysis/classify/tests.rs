@@ -219,7 +219,7 @@ fn an_internet_socket_without_a_peer_is_other_only_where_nothing_better_is_await
 }
 
 #[test]
-fn a_wait_is_tcp_retransmit_from_the_first_retransmission_on() {
+fn a_wait_is_tcp_retransmit_while_segments_are_lost() {
     let peer = || tcp(2, "10.0.0.2:80");
     let retransmitted = |mut trace: Trace| trace.wait(call(Call::Recvfrom, vec![peer()])).analyse();
     let mut trace = Trace::new();
@@ -234,10 +234,10 @@ fn a_wait_is_tcp_retransmit_from_the_first_retransmission_on() {
         (1200, tcp(3, "10.0.0.3:80"), 0),
         (1090, peer(), 0),
         (1400, peer(), 0),
-        (1390, tcp(0, "10.0.0.2:80"), 10),
+        (1380, tcp(0, "10.0.0.2:80"), 20),
     ] {
         let mut trace = Trace::new();
-        trace.retransmit(time, socket);
+        trace.retransmit(time, socket.clone()).retransmit(time + 10, socket);
         let row = retransmitted(trace).cause(Cause::TcpRetransmit).map_or(0, |row| row.stalled_ns);
         assert_eq!(row, lost, "{time}");
     }
@@ -259,10 +259,13 @@ fn a_loss_is_repaired_when_tcp_does_not_send_again() {
         assert_eq!(row(Cause::SockSend) + row(Cause::TcpRetransmit), 98 * S);
         row(Cause::TcpRetransmit)
     };
-    // One lost segment; a row of time-outs, each twice the one before; one that may last beyond the wait.
-    assert_eq!(lost(&[2 * S]), S);
-    assert_eq!(lost(&[2 * S, 4 * S, 8 * S]), 6 * S + 8 * S);
-    assert_eq!(lost(&[34 * S, 66 * S]), 65 * S);
+    // One lost segment, also with the ones behind it; time-outs, each twice the one before; a loss that lasts on.
+    assert_eq!(lost(&[2 * S]), 0);
+    assert_eq!(lost(&[2 * S, 2 * S + 5, 2 * S + 10]), 20);
+    assert_eq!(lost(&[2 * S, 3 * S, 5 * S, 9 * S]), 7 * S + 8 * S);
+    assert_eq!(lost(&[36 * S, 37 * S, 39 * S, 43 * S, 51 * S, 67 * S]), 63 * S);
+    // Two losses of their own: the longer one counts.
+    assert_eq!(lost(&[2 * S, 2 * S + 5, 50 * S, 51 * S]), 3 * S);
 }
 
 #[test]
