@@ -125,7 +125,7 @@ fn longest_loss(times: &[u64]) -> Option<Interval> {
         (start_ns, gap) = if follows { (start_ns, next) } else { (*time, 0) };
         last = *time;
         let row = Interval { start_ns, end_ns: last.saturating_add(gap.saturating_mul(2)) };
-        if row.len() > longest.map_or(0, |longest| longest.len()) {
+        if row.len() > longest.map_or(0, Interval::len) {
             longest = Some(row);
         }
     }
