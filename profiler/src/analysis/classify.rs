@@ -147,6 +147,8 @@ fn fill(context: &Context, wait: &WaitSpan, set: &[Awaited], slots: &mut Vec<Slo
 /// What waiting on this descriptor is; `None` where it is no stall.
 fn slot_of(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {
     match info.class {
+        // Nobody listens there, which is how most machines are set up.
+        SocketClass::UnixResolver if wait.call == Call::Connect && wait.ret < 0 => None,
         SocketClass::UnixResolver => Some(Slot::new(awaited, info.name, Cause::DnsResolve)),
         SocketClass::Inet => match info.transport {
             Transport::Tcp => tcp_slot(context, wait, awaited, info),

@@ -19,7 +19,7 @@ mod share;
 pub(crate) mod tests;
 
 /// An answer that takes longer than this is called late where no threshold is at hand.
-pub const LATE_NS: u64 = 200_000_000;
+pub const LATE_NS: u64 = 100_000_000;
 
 /// The resolver's part of a trace.
 #[derive(Clone, Debug, Default)]

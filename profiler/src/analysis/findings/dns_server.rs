@@ -8,7 +8,7 @@ use serde_json::json;
 use super::text::{count, in_command, ip_of, list, some, time};
 use super::{Scene, Weight, finding, nanos, resolver};
 use crate::analysis::dns::{Asked, Lookup};
-use crate::analysis::report::{Distribution, Finding};
+use crate::analysis::report::{Distribution, Finding, Severity};
 use crate::model::cause::Cause;
 use crate::model::dns::query::Outcome;
 
@@ -19,6 +19,8 @@ struct Server<'a> {
     attempts: u64,
     answers: u64,
     refused: u64,
+    /// Messages that nothing came back for.
+    unanswered: u64,
     /// Unreadable or foreign messages came from it: it is there.
     mismatched: u64,
     /// Questions that were given up without an answer.
@@ -31,7 +33,6 @@ struct Server<'a> {
     oldest_ns: u64,
     stalled_ns: u64,
     stalled_for_answers_ns: u64,
-    stalled_in_vain_ns: u64,
     latencies: Vec<u64>,
     first_ns: Option<u64>,
     last_ns: u64,
@@ -94,7 +95,7 @@ impl<'a> Server<'a> {
             Outcome::Elsewhere => {}
             Outcome::Open | Outcome::GivenUp => {
                 self.attempts += sends;
-                self.stalled_in_vain_ns += asked.stalled_ns;
+                self.unanswered += sends;
                 self.given_up += u64::from(!asked.in_flight && asked.stalled_ns > 0);
             }
         }
@@ -155,7 +156,9 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
     // The first query may still be answered: only time tells.
     let in_vain = server.given_up > 0 || server.oldest_ns >= nanos(limits.unreachable_wait);
     let waited = scene.counts(server.stalled_ns, limits.unreachable_stall) && (in_vain || refused);
-    if !waited && !repeated {
+    // A refusal is certain at once, and a lookup that failed for it failed the program.
+    let failed = refused && server.failed > 0;
+    if !waited && !failed {
         return None;
     }
     let summary = if refused {
@@ -164,8 +167,13 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         } else {
             "cannot be reached (ICMP)"
         };
+        // Machines limit how many ICMP messages they send.
+        let silent = match server.unanswered {
+            0 => String::new(),
+            queries => format!(" and {} without any answer", count(queries, "query", "queries")),
+        };
         format!(
-            "{name} {what}: {} in {}, {} waited{}",
+            "{name} {what}: {}{silent} in {}, {} waited{}",
             count(server.refused, "refusal", "refusals"),
             time(server.span_ns()),
             time(server.stalled_ns),
@@ -184,7 +192,10 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
     };
     let lost_ns = if repeated { server.stalled_ns.max(server.span_ns()) } else { server.stalled_ns };
     let failing = server.failed > 0 || server.in_flight > 0;
-    let severity = scene.severity(Weight { lost_ns, failing, in_flight_ns: server.oldest_ns });
+    let mut severity = scene.severity(Weight { lost_ns, failing, in_flight_ns: server.oldest_ns });
+    if failed && server.failed == server.lookups {
+        severity = severity.min(Severity::Warning);
+    }
     let pid = server.pids.first().copied().unwrap_or(0);
     let mut advice = vec![resolver::look_at_file(pid)];
     if let Some(ip) = ip_of(name) {
@@ -199,6 +210,7 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         "attempts": server.attempts,
         "answered": 0,
         "refused": server.refused,
+        "unanswered": server.unanswered,
         "lookups": server.lookups,
         "failed_lookups": server.failed,
         "in_flight": server.in_flight,

@@ -139,7 +139,7 @@ impl Default for Dns {
         Dns {
             unreachable_stall: Duration::from_secs(1),
             unreachable_wait: Duration::from_secs(2),
-            late: Duration::from_millis(200),
+            late: Duration::from_millis(100),
             slow_stall: Duration::from_millis(200),
             busy_stall: Duration::from_secs(1),
             retry_step: Duration::from_millis(900),
@@ -148,7 +148,7 @@ impl Default for Dns {
             repeated_span: Duration::from_secs(1),
             error_stall: Duration::from_millis(200),
             reverse_stall: Duration::from_millis(500),
-            still_waiting: Duration::from_secs(1),
+            still_waiting: Duration::from_millis(500),
         }
     }
 }
