@@ -89,6 +89,13 @@ pub struct Offsets {
     pub tcp_retrans_stamp: u32,
     /// The kernel function that goes on with an interrupted call.
     pub task_restart_fn: u32,
+    /// Time that the task has waited for a processor, ever.
+    pub task_run_delay: u32,
+    pub tcp_snd_wnd: u32,
+    pub tcp_snd_una: u32,
+    pub tcp_snd_nxt: u32,
+    /// Which timer of the connection is set.
+    pub icsk_pending: u32,
 }
 
 /// No such member on this kernel.
@@ -96,7 +103,7 @@ pub const NO_OFFSET: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Target>() == 8);
 const _: () = assert!(size_of::<Settings>() == 24);
-const _: () = assert!(size_of::<Offsets>() == 47 * 4);
+const _: () = assert!(size_of::<Offsets>() == 52 * 4);
 
 #[cfg(feature = "user")]
 mod pod {

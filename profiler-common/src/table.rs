@@ -28,6 +28,8 @@ pub struct NonblockingWait {
     pub start_ns: u64,
     /// Last one.
     pub last_ns: u64,
+    /// Time that the thread had waited for a processor then, ever.
+    pub run_delay_ns: u64,
     pub tgid: u32,
     /// Looks so far.
     pub polls: u32,
@@ -45,7 +47,7 @@ pub struct NonblockingWait {
 }
 
 const _: () = assert!(size_of::<NonblockingKey>() == 16);
-const _: () = assert!(size_of::<NonblockingWait>() == 136);
+const _: () = assert!(size_of::<NonblockingWait>() == 144);
 
 #[cfg(feature = "user")]
 mod pod {

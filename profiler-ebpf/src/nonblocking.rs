@@ -1,7 +1,9 @@
 //! Waits on non-blocking descriptors: one record from the first look that found nothing to the next progress,
 //! however often the program looked.
 
+use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
 use core::ffi::c_void;
+use profiler_common::config::NO_OFFSET;
 use profiler_common::record::{Header, RecordKind, WAIT_NONBLOCKING, WAIT_PAUSED};
 use profiler_common::table::{NONBLOCKING_RECEIVE, NONBLOCKING_SEND};
 use profiler_common::{Loss, NonblockingKey, NonblockingWait, WaitRecord};
@@ -11,12 +13,30 @@ use crate::regs::UserRegs;
 use crate::thread::{NO_SOCK, Thread};
 use crate::user_memory::Current;
 use crate::wait::SingleWait;
-use crate::{api, emit, settings, socket, stack};
+use crate::{api, emit, offset, settings, socket, stack};
 
 #[inline(always)]
 pub fn key(tid: u32, fd: u32, receive: bool) -> NonblockingKey {
     let direction = if receive { NONBLOCKING_RECEIVE } else { NONBLOCKING_SEND };
     NonblockingKey { tid, fd: fd as i32, direction, reserved: 0 }
+}
+
+/// Time that the current thread has waited for a processor, ever.
+#[inline(always)]
+fn run_delay_ns() -> u64 {
+    let delay = offset!(task_run_delay);
+    if delay == NO_OFFSET {
+        return 0;
+    }
+    // SAFETY: the verifier knows the task and the member.
+    unsafe { *bpf_get_current_task_btf().cast::<u8>().add(delay as usize).cast::<u64>() }
+}
+
+/// Whether the thread turned to something else after its last look. While it waits for a processor it cannot look.
+#[inline(always)]
+fn has_paused(open: &NonblockingWait, now_ns: u64, run_delay_ns: u64) -> bool {
+    let since_ns = now_ns.saturating_sub(open.last_ns);
+    since_ns.saturating_sub(run_delay_ns.saturating_sub(open.run_delay_ns)) > settings::spin_gap_ns()
 }
 
 /// The thread looked, and there was nothing.
@@ -31,7 +51,8 @@ pub fn look(
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
     // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
     let open = unsafe { &mut *open };
-    if now_ns.saturating_sub(open.last_ns) > settings::spin_gap_ns() {
+    let run_delay_ns = run_delay_ns();
+    if has_paused(open, now_ns, run_delay_ns) {
         end(open, key, open.last_ns, WAIT_PAUSED, 0);
         open.start_ns = thread.start_ns;
         open.polls = 0;
@@ -39,6 +60,7 @@ pub fn look(
         socket::describe(socket::own_file(key.fd as u32), key.fd as u32, &mut open.sock);
     }
     open.last_ns = now_ns;
+    open.run_delay_ns = run_delay_ns;
     open.polls = open.polls.saturating_add(1);
     if open.user_stack == 0 && now_ns - open.start_ns >= settings::min_stall_ns() {
         open.ip = regs.ip;
@@ -61,6 +83,7 @@ fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64
     let mut open = NonblockingWait {
         start_ns: thread.start_ns,
         last_ns: now_ns,
+        run_delay_ns: run_delay_ns(),
         tgid: thread.tgid,
         polls: 1,
         call: thread.call,
@@ -96,10 +119,10 @@ pub extern "C" fn progress(
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };
     // SAFETY: as above.
     let open = unsafe { &mut *open };
-    if now_ns.saturating_sub(open.last_ns) <= settings::spin_gap_ns() {
-        end(open, key, now_ns, 0, ret);
-    } else {
+    if has_paused(open, now_ns, run_delay_ns()) {
         end(open, key, open.last_ns, WAIT_PAUSED, ret);
+    } else {
+        end(open, key, now_ns, 0, ret);
     }
     if NONBLOCKING.remove(key).is_ok() && thread.open_nonblocking > 0 {
         thread.open_nonblocking -= 1;

@@ -5,6 +5,7 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
+use profiler_common::config::NO_OFFSET;
 use profiler_common::record::{Header, RecordKind};
 use profiler_common::{Call, HandshakeRecord, Loss, RetransmitRecord, SockRecord};
 
@@ -130,6 +131,21 @@ fn end(sock: u64, state: u8) {
     emit::record(&record, Loss::OtherRing);
 }
 
+/// Whether the segment goes out again because the peer does not read, not because one was lost: all of its window is
+/// filled, so that the end of the queue is probed for a late acknowledgement, or the window is closed.
+#[inline(always)]
+fn probes_window(sock: u64) -> bool {
+    /// `ICSK_TIME_LOSS_PROBE`
+    const LOSS_PROBE: u8 = 5;
+    if offset!(tcp_snd_wnd) == NO_OFFSET || offset!(icsk_pending) == NO_OFFSET {
+        return false;
+    }
+    let window: u32 = member(sock, offset!(tcp_snd_wnd));
+    let unacknowledged =
+        member::<u32>(sock, offset!(tcp_snd_nxt)).wrapping_sub(member(sock, offset!(tcp_snd_una)));
+    window == 0 || (unacknowledged >= window && member::<u8>(sock, offset!(icsk_pending)) == LOSS_PROBE)
+}
+
 #[btf_tracepoint(function = "tcp_retransmit_skb")]
 pub fn retransmit_skb(ctx: BtfTracePointContext) -> i32 {
     let sock: u64 = ctx.arg(0);
@@ -150,11 +166,13 @@ pub fn retransmit_skb(ctx: BtfTracePointContext) -> i32 {
         let _ = OWNED.remove(sock);
         return 0;
     }
-    if record.sock.state == TCP_SYN_SENT
-        && let Some(open) = HANDSHAKES.get_ptr_mut(sock)
-    {
-        // SAFETY: a counter of the entry; the socket's lock is held.
-        unsafe { (*open).syn_retransmits = (*open).syn_retransmits.saturating_add(1) };
+    if record.sock.state == TCP_SYN_SENT {
+        if let Some(open) = HANDSHAKES.get_ptr_mut(sock) {
+            // SAFETY: a counter of the entry; the socket's lock is held.
+            unsafe { (*open).syn_retransmits = (*open).syn_retransmits.saturating_add(1) };
+        }
+    } else if probes_window(sock) {
+        return 0;
     }
     record.sock.ino = inode_of(sock);
     emit::record(&record, Loss::OtherRing);

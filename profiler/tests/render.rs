@@ -3,9 +3,7 @@
 
 #[path = "render/fixture.rs"]
 mod fixture;
-
-use std::fs;
-use std::path::PathBuf;
+mod golden;
 
 use stallscope::analysis::Analysis;
 use stallscope::model::cause::Cause;
@@ -15,28 +13,6 @@ use stallscope::render::html::write_html;
 use stallscope::render::json::write_json;
 use stallscope::render::text::{TextOptions, write_report_with, write_summary};
 use stallscope::render::tree::{FlameOptions, View};
-
-fn assert_golden(name: &str, actual: &[u8]) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/render").join(name);
-    if std::env::var_os("STALLSCOPE_BLESS").is_some() {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, actual).unwrap();
-        return;
-    }
-    let expected = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    if expected == actual {
-        return;
-    }
-    let (expected, actual) = (String::from_utf8_lossy(&expected), String::from_utf8_lossy(actual));
-    let differs = expected.lines().zip(actual.lines()).position(|(expected, actual)| expected != actual);
-    let line = differs.unwrap_or_else(|| expected.lines().count().min(actual.lines().count()));
-    panic!(
-        "{name} differs in line {}\nexpected: {}\nactual:   {}",
-        line + 1,
-        expected.lines().nth(line).unwrap_or("(end)"),
-        actual.lines().nth(line).unwrap_or("(end)")
-    );
-}
 
 fn of_view(view: View) -> FlameOptions {
     FlameOptions { view, ..FlameOptions::default() }
@@ -62,11 +38,17 @@ fn weight(folded: &str) -> u64 {
 fn folded_output_is_as_recorded() {
     let analysis = fixture::training();
     for view in View::ALL {
-        assert_golden(&format!("training.{view}.folded"), folded(&analysis, &of_view(view)).as_bytes());
+        golden::assert_same(
+            &format!("render/training.{view}.folded"),
+            folded(&analysis, &of_view(view)).as_bytes(),
+        );
     }
     let options = FlameOptions { kernel: true, cause: Some(Cause::DnsResolve), ..FlameOptions::default() };
-    assert_golden("training.kernel.folded", folded(&analysis, &options).as_bytes());
-    assert_golden("hostile.folded", folded(&fixture::hostile(), &FlameOptions::default()).as_bytes());
+    golden::assert_same("render/training.kernel.folded", folded(&analysis, &options).as_bytes());
+    golden::assert_same(
+        "render/hostile.folded",
+        folded(&fixture::hostile(), &FlameOptions::default()).as_bytes(),
+    );
 }
 
 #[test]
@@ -93,10 +75,10 @@ fn every_folded_line_is_frames_and_one_weight() {
 fn flame_graphs_are_as_recorded() {
     let analysis = fixture::training();
     for view in View::ALL {
-        assert_golden(&format!("training.{view}.svg"), &svg(&analysis, &of_view(view)));
+        golden::assert_same(&format!("render/training.{view}.svg"), &svg(&analysis, &of_view(view)));
     }
-    assert_golden("quiet.svg", &svg(&fixture::quiet(), &FlameOptions::default()));
-    assert_golden("hostile.svg", &svg(&fixture::hostile(), &FlameOptions::default()));
+    golden::assert_same("render/quiet.svg", &svg(&fixture::quiet(), &FlameOptions::default()));
+    golden::assert_same("render/hostile.svg", &svg(&fixture::hostile(), &FlameOptions::default()));
 }
 
 #[test]
@@ -113,7 +95,7 @@ fn the_json_report_is_as_recorded() {
     let report = fixture::training().report;
     let mut out = Vec::new();
     write_json(&report, &mut out).unwrap();
-    assert_golden("training.json", &out);
+    golden::assert_same("render/training.json", &out);
     assert_eq!(serde_json::from_slice::<stallscope::analysis::report::Report>(&out).unwrap(), report);
 }
 
@@ -131,18 +113,18 @@ fn summary(analysis: &Analysis) -> String {
 
 #[test]
 fn text_reports_are_as_recorded() {
-    assert_golden("training.txt", report(&fixture::training(), false).as_bytes());
-    assert_golden("training.colour.txt", report(&fixture::training(), true).as_bytes());
-    assert_golden("quiet.txt", report(&fixture::quiet(), false).as_bytes());
-    assert_golden("hostile.txt", report(&fixture::hostile(), false).as_bytes());
-    assert_golden("empty.txt", report(&Analysis::default(), false).as_bytes());
+    golden::assert_same("render/training.txt", report(&fixture::training(), false).as_bytes());
+    golden::assert_same("render/training.colour.txt", report(&fixture::training(), true).as_bytes());
+    golden::assert_same("render/quiet.txt", report(&fixture::quiet(), false).as_bytes());
+    golden::assert_same("render/hostile.txt", report(&fixture::hostile(), false).as_bytes());
+    golden::assert_same("render/empty.txt", report(&Analysis::default(), false).as_bytes());
 }
 
 #[test]
 fn summaries_are_as_recorded() {
-    assert_golden("training.summary.txt", summary(&fixture::training()).as_bytes());
-    assert_golden("quiet.summary.txt", summary(&fixture::quiet()).as_bytes());
-    assert_golden("hostile.summary.txt", summary(&fixture::hostile()).as_bytes());
+    golden::assert_same("render/training.summary.txt", summary(&fixture::training()).as_bytes());
+    golden::assert_same("render/quiet.summary.txt", summary(&fixture::quiet()).as_bytes());
+    golden::assert_same("render/hostile.summary.txt", summary(&fixture::hostile()).as_bytes());
 }
 
 #[test]
@@ -190,8 +172,8 @@ fn page(analysis: &Analysis) -> String {
 
 #[test]
 fn html_reports_are_as_recorded() {
-    assert_golden("training.html", page(&fixture::training()).as_bytes());
-    assert_golden("hostile.html", page(&fixture::hostile()).as_bytes());
+    golden::assert_same("render/training.html", page(&fixture::training()).as_bytes());
+    golden::assert_same("render/hostile.html", page(&fixture::hostile()).as_bytes());
 }
 
 #[test]

@@ -23,8 +23,8 @@ launch() { # PORT SECONDS LATE
     MASTER_PORT=$1 exec bash -c 'RANK=0 python3 "$0" "$1" "$2" & RANK=1 python3 "$0" "$1" "$2" & wait' "$here/train.py" "$2" "$3"
 }
 
-record() { # NAME PID
-    "$stallscope" record --pid "$2" -d 8s -o "$work/$1.stall" >"$out/$1.txt" 2>&1
+record() { # NAME PID TIME
+    "$stallscope" record --pid "$2" -d "$3" -o "$work/$1.stall" >"$out/$1.txt" 2>&1
     {
         "$stallscope" report "$work/$1.stall"
         "$stallscope" export "$work/$1.stall" --format folded | sort -t' ' -k2 | head -400
@@ -34,11 +34,11 @@ record() { # NAME PID
 
 (launch 29511 45 0) >"$work/plain.log" 2>&1 &
 sleep 25
-record train $!
+record train $! 3s
 wait $!
 (launch 29512 40 20) >"$work/late.log" 2>&1 &
 sleep 22
-record late $!
+record late $! 3s
 wait $!
 
 # The launcher's name for the master cannot be resolved: resolv.conf names an address where nobody listens.
@@ -50,7 +50,7 @@ MASTER_ADDR=node01.cluster.internal MASTER_PORT=29513 RANK=1 exec timeout 40 pyt
 EOF
 unshare --mount --propagation private bash "$work/hang.sh" "$work/resolv.conf" "$here/train.py" >"$work/hang.log" 2>&1 &
 sleep 12
-record hang $!
+record hang $! 8s
 kill %% 2>/dev/null
 tail -n 3 "$work"/*.log >"$out/jobs.txt" 2>&1
 tail -n 40 "$out"/machine.txt "$out"/jobs.txt

@@ -140,6 +140,15 @@ impl Program {
         self.done()
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
+        nix::sys::signal::kill(pid, signal).expect("it runs");
+    }
+
     /// Ends the program with SIGKILL.
     pub fn kill(self) {}
 

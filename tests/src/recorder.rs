@@ -187,9 +187,17 @@ impl Recording {
     /// # Panics
     /// When `record` does not end.
     pub fn finish(self) -> RecordedTrace {
+        self.end_with(nix::sys::signal::Signal::SIGINT)
+    }
+
+    /// Ends the recording with this signal and reads its result.
+    ///
+    /// # Panics
+    /// When `record` does not end.
+    pub fn end_with(self, signal: nix::sys::signal::Signal) -> RecordedTrace {
         let pid = nix::unistd::Pid::from_raw(self.child.0.id().cast_signed());
         // It may have ended already; waiting tells.
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT);
+        let _ = nix::sys::signal::kill(pid, signal);
         self.wait()
     }
 

@@ -26,6 +26,16 @@ fn silent() -> (Host, String) {
     (client, "10.77.0.99:29500".to_owned())
 }
 
+/// Makes connections of this host time out after so many repetitions of the SYN: one second, then two, four …
+fn syn_retries(client: &Host, retries: &str) {
+    client.namespace().sysctl("ipv4/tcp_syn_retries", retries).unwrap();
+    // Linux 6.5 and later repeat the SYN each second at first, as often as this says, on top of the retries.
+    let linear = "ipv4/tcp_syn_linear_timeouts";
+    if std::path::Path::new("/proc/sys/net").join(linear).exists() {
+        client.namespace().sysctl(linear, "0").unwrap();
+    }
+}
+
 /// The rows of a peer, all with this result.
 #[track_caller]
 fn connects<'a>(report: &'a Value, peer: &str, result: &str) -> Vec<&'a Value> {
@@ -135,7 +145,7 @@ fn a_dropped_syn_is_in_flight_with_its_retransmissions() {
 #[test]
 fn a_dropped_syn_times_out() {
     let (client, peer) = silent();
-    client.namespace().sysctl("ipv4/tcp_syn_retries", "1").unwrap();
+    syn_retries(&client, "1");
     let (values, trace) = record_run(&mut Program::start_on(&client, &["connect", &peer]));
     assert_eq!(values.get::<String>("result"), "ETIMEDOUT");
     let report = trace.report();
@@ -150,12 +160,14 @@ fn attaching_in_the_middle_of_a_hanging_connect_reports_it() {
     let (client, peer) = silent();
     let mut program = Program::start_on(&client, &["connect", &peer]);
     program.go();
-    std::thread::sleep(Duration::from_millis(200));
+    // The SYN was repeated after a second, before anyone watched; a younger attempt is no finding yet.
+    std::thread::sleep(Duration::from_millis(1200));
     let recording = Recorder::new().pid(program.pid()).start();
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(300));
     let report = recording.finish().report();
     let row = connect(&report, &peer, "in_flight");
     assert_eq!((&row["count"], &row["began_earlier"]), (&json!(1), &json!(true)));
+    assert!(row["syn_retransmits"].as_u64().unwrap() >= 1, "{row}");
     assert_stalled(&report, report["target"]["duration_ns"].as_u64().unwrap());
     finding(&report, "tcp.peer_unreachable");
 }
@@ -163,7 +175,7 @@ fn attaching_in_the_middle_of_a_hanging_connect_reports_it() {
 #[test]
 fn attaching_in_the_middle_sees_the_time_out_come() {
     let (client, peer) = silent();
-    client.namespace().sysctl("ipv4/tcp_syn_retries", "2").unwrap();
+    syn_retries(&client, "2");
     let mut program = Program::start_on(&client, &["connect", &peer]);
     program.go();
     std::thread::sleep(Duration::from_millis(200));
@@ -183,6 +195,8 @@ fn a_non_blocking_connect_is_timed_until_epoll_tells() {
     let (network, client) = network();
     let server = network.add_host(2).unwrap();
     let peer = Peer::late_on(&server, server.address().into(), Duration::ZERO);
+    // Once before: without the peer's link address the SYN would wait for ARP inside this host.
+    assert_eq!(Program::start_on(&client, &["connect", &peer.name()]).run().get::<String>("result"), "ok");
     let mut program = Program::start_on(&client, &["connect-epoll", &peer.name(), "20000"]);
     let recording = Recorder::new().pid(program.pid()).start();
     server.unplug().unwrap();
@@ -202,9 +216,57 @@ fn a_non_blocking_connect_is_timed_until_epoll_tells() {
 }
 
 #[test]
+fn attaching_in_the_middle_of_a_non_blocking_connect_reports_it() {
+    let (client, peer) = silent();
+    let mut program = Program::start_on(&client, &["connect-epoll", &peer, "20000"]);
+    program.go();
+    std::thread::sleep(Duration::from_millis(1200));
+    let recording = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(300));
+    let report = recording.finish().report();
+    let row = connect(&report, &peer, "in_flight");
+    assert_eq!((&row["count"], &row["began_earlier"]), (&json!(1), &json!(true)));
+    assert_eq!((&row["pid"], &row["tid"]), (&json!(program.pid()), &json!(program.pid())));
+    assert!(row["syn_retransmits"].as_u64().unwrap() >= 1, "{row}");
+    assert_stalled(&report, report["target"]["duration_ns"].as_u64().unwrap());
+    finding(&report, "tcp.peer_unreachable");
+}
+
+#[test]
+fn attaching_in_the_middle_of_parallel_connects_tells_the_threads_apart() {
+    let (client, peer) = silent();
+    let mut program = Program::start_on(&client, &["connect-parallel", &peer, "5"]);
+    program.go();
+    std::thread::sleep(Duration::from_millis(200));
+    let recording = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(300));
+    let report = recording.finish().report();
+    let found = connects(&report, &peer, "in_flight");
+    assert_eq!(found.len(), 5, "{found:#?}");
+    assert!(found.iter().all(|row| row["count"] == 1 && row["began_earlier"] == true), "{found:#?}");
+    assert_stalled(&report, 5 * report["target"]["duration_ns"].as_u64().unwrap());
+}
+
+#[test]
+fn an_ipv6_peer_that_is_silent_is_in_flight() {
+    let (_, client) = network();
+    client.make_silent("fd77::99".parse().unwrap()).unwrap();
+    let peer = "[fd77::99]:29500";
+    let mut program = Program::start_on(&client, &["connect", peer]);
+    let recording = Recorder::new().pid(program.pid()).start();
+    program.go();
+    std::thread::sleep(Duration::from_millis(1400));
+    let report = recording.finish().report();
+    let row = connect(&report, peer, "in_flight");
+    assert_eq!((&row["count"], &row["syn_retransmits"]), (&json!(1), &json!(1)));
+    assert_eq!(row["family"], "inet6");
+    finding(&report, "tcp.peer_unreachable");
+}
+
+#[test]
 fn a_non_blocking_connect_that_fails_has_the_errno_of_the_socket() {
     let (client, peer) = silent();
-    client.namespace().sysctl("ipv4/tcp_syn_retries", "1").unwrap();
+    syn_retries(&client, "1");
     let mut program = Program::start_on(&client, &["connect-epoll", &peer, "20000"]);
     let (values, trace) = record_run(&mut program);
     assert_eq!(values.get::<String>("result"), "ETIMEDOUT");
@@ -229,7 +291,7 @@ fn a_non_blocking_connect_that_nobody_waits_for_any_more_is_in_flight() {
 #[test]
 fn parallel_connects_are_told_apart_by_thread() {
     let (client, peer) = silent();
-    client.namespace().sysctl("ipv4/tcp_syn_retries", "1").unwrap();
+    syn_retries(&client, "1");
     let mut program = Program::start_on(&client, &["connect-parallel", &peer, "8"]);
     let (values, trace) = record_run(&mut program);
     let report = trace.report();

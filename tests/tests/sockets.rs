@@ -12,6 +12,8 @@ const MS: u64 = 1_000_000;
 /// Exchanges of a program, and how late each reply is.
 const TIMES: u64 = 8;
 const LATE: Duration = Duration::from_millis(30);
+/// How long a wait may last beyond the peer's reply on a busy machine.
+const WAKE_UP_NS: u64 = 10 * MS;
 
 /// The one row of a peer and direction.
 #[track_caller]
@@ -41,7 +43,7 @@ fn check_receiver(how: &str) -> (stallscope_tests::Values, Value) {
     assert_close(how, sum(&[row], "stalled_ns"), values.ns());
     assert_close(how, sum(&[row], "duration.sum_ns"), values.ns());
     // As late as the peer says that it was, but for the way of the reply and the wake-up.
-    assert_close_to(how, values.ns(), peer.served_ns().iter().sum(), values.ns() / 10);
+    assert_close_to(how, values.ns(), peer.served_ns().iter().sum(), TIMES * WAKE_UP_NS);
     assert_close(how, stalled(&report, "sock.recv"), values.ns());
     assert_eq!(report["coverage"]["lost_events"], 0, "{how}");
     (values, report)
@@ -81,13 +83,16 @@ fn each_wait_has_its_own_length() {
     require_root();
     let delays: Vec<Duration> = [10, 20, 40, 80].map(Duration::from_millis).to_vec();
     let peer = Peer::late_by(&delays);
-    let (_, trace) = record_run(&mut Program::start(&["recv", "blocking", &peer.name(), "4"]));
+    let (values, trace) = record_run(&mut Program::start(&["recv", "blocking", &peer.name(), "4"]));
     let report = trace.report();
     let row = socket(&report, &peer.name(), "recv");
-    let served = peer.served_ns();
-    assert_close("shortest", sum(&[row], "duration.min_ns"), served[0]);
-    assert_close("longest", sum(&[row], "duration.max_ns"), served[3]);
-    assert_close("median", sum(&[row], "duration.p50_ns"), served[1]);
+    // By the program's own clock, which sees the wake-ups on a busy machine too.
+    let mut each: Vec<u64> = values.get::<String>("each").split(',').map(|ns| ns.parse().unwrap()).collect();
+    assert!(each.iter().zip(peer.served_ns()).all(|(waited, served)| waited + MS > served), "{each:?}");
+    each.sort_unstable();
+    assert_close("shortest", sum(&[row], "duration.min_ns"), each[0]);
+    assert_close("longest", sum(&[row], "duration.max_ns"), each[3]);
+    assert_close("median", sum(&[row], "duration.p50_ns"), each[1]);
 }
 
 #[test]
@@ -113,7 +118,7 @@ fn a_silent_peer_is_in_flight_when_attached_before() {
 fn attaching_in_the_middle_of_a_silent_receive_reports_it() {
     require_root();
     let peer = Peer::silent();
-    for how in ["blocking", "read", "recvmsg", "poll", "ppoll", "select", "epoll"] {
+    for how in ["blocking", "read", "recvmsg", "poll", "ppoll", "select", "epoll", "spin"] {
         let mut program = Program::start(&["recv", how, &peer.name(), "1"]);
         program.go();
         std::thread::sleep(Duration::from_millis(50));

@@ -42,3 +42,18 @@ pub enum Event {
     Life(Life),
     Stack(RawStack),
 }
+
+impl Event {
+    /// When it happened or began, `CLOCK_MONOTONIC`; `None` for what waits refer to.
+    pub fn time_ns(&self) -> Option<u64> {
+        match self {
+            Event::Wait(wait, _) => Some(wait.start_ns),
+            Event::Dns(message) => Some(message.time_ns),
+            Event::Api(call) => Some(call.time_ns),
+            Event::Handshake(handshake) => Some(handshake.start_ns),
+            Event::Retransmit(retransmit) => Some(retransmit.time_ns),
+            Event::Life(life) => Some(life.time_ns),
+            Event::Stack(_) => None,
+        }
+    }
+}

@@ -9,7 +9,8 @@
 //! probes.snapshot()?;
 //! // … wait until the descriptor is readable or a few milliseconds have passed, then:
 //! probes.drain(10_000, &mut |event| println!("{event:?}"));
-//! probes.finish(&mut |event| println!("{event:?}"))?;
+//! # let end_ns = 0;
+//! probes.finish(end_ns, &mut |event| println!("{event:?}"))?;
 //! # Ok(())
 //! # }
 //! ```
@@ -241,7 +242,12 @@ impl ProbeSet {
         }
         if !self.ended.is_empty() {
             let ended = std::mem::take(&mut self.ended);
-            tables::take_nonblocking(&mut self.nonblocking, &self.settings, Some(&ended), sink);
+            tables::take_nonblocking(
+                &mut self.nonblocking,
+                &self.settings,
+                tables::Which::Ended(&ended),
+                sink,
+            );
         }
         if let Some(logger) = &mut self.logger {
             logger.flush();
@@ -250,12 +256,18 @@ impl ProbeSet {
     }
 
     /// Ends the recording: hands out what still waits, as spans in flight, and everything left in the ring buffer;
-    /// then nothing is watched any longer.
-    pub fn finish(&mut self, sink: &mut dyn FnMut(Event)) -> Result<(), ProbeError> {
+    /// then nothing is watched any longer. `end_ns` is the recording's end, now: taking the probes off takes a while,
+    /// and what begins meanwhile is left out.
+    pub fn finish(&mut self, end_ns: u64, sink: &mut dyn FnMut(Event)) -> Result<(), ProbeError> {
+        let sink = &mut |event: Event| {
+            if event.time_ns().is_none_or(|time_ns| time_ns <= end_ns) {
+                sink(event);
+            }
+        };
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         self.detach();
-        tables::take_nonblocking(&mut self.nonblocking, &self.settings, None, sink);
-        tables::take_handshakes(&mut self.handshakes, sink);
+        tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
+        tables::take_handshakes(&mut self.handshakes, end_ns, sink);
         // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
         for _ in 0..MOST_DRAINS {
             if self.drain(4096, sink) == 0 {

@@ -37,27 +37,37 @@ pub(super) fn losses(lost: &PerCpuArray<MapData, u64>) -> Vec<Loss> {
     profiler_common::Loss::ALL.into_iter().filter_map(count).collect()
 }
 
-/// Takes waits on non-blocking descriptors out of the kernel's table: those of the threads in `ended`, or all.
+/// Waits on non-blocking descriptors that are to be taken.
+#[derive(Clone, Copy)]
+pub(super) enum Which<'a> {
+    /// Those of threads that have ended.
+    Ended(&'a HashSet<u32>),
+    /// All; those whose thread still looks last to the end.
+    All { end_ns: u64 },
+}
+
+/// Takes waits on non-blocking descriptors out of the kernel's table.
 pub(super) fn take_nonblocking(
     table: &mut HashMap<MapData, NonblockingKey, NonblockingWait>,
     settings: &Settings,
-    ended: Option<&HashSet<u32>>,
+    which: Which<'_>,
     sink: &mut dyn FnMut(Event),
 ) {
     let keys: Vec<NonblockingKey> = table
         .keys()
         .filter_map(Result::ok)
-        .filter(|key| ended.is_none_or(|ended| ended.contains(&key.tid)))
+        .filter(|key| match which {
+            Which::Ended(threads) => threads.contains(&key.tid),
+            Which::All { .. } => true,
+        })
         .collect();
-    let now_ns = monotonic_ns();
     for key in keys {
         let Ok(value) = table.get(&key, 0) else { continue };
         // Gone already where the thread itself was faster: then it made the record.
         if table.remove(&key).is_err() {
             continue;
         }
-        let still_looks = ended.is_none();
-        if let Some(wait) = nonblocking_wait(&key, &value, settings, still_looks, now_ns) {
+        if let Some(wait) = nonblocking_wait(&key, &value, settings, which) {
             sink(Event::Wait(wait, Registers { ip: value.ip, sp: value.sp, bp: value.bp }));
         }
     }
@@ -68,15 +78,17 @@ fn nonblocking_wait(
     key: &NonblockingKey,
     value: &NonblockingWait,
     settings: &Settings,
-    still_looks: bool,
-    now_ns: u64,
+    which: Which<'_>,
 ) -> Option<Wait> {
-    let in_flight = still_looks && now_ns.saturating_sub(value.last_ns) <= settings.spin_gap_ns;
-    let end_ns = if in_flight { now_ns } else { value.last_ns };
+    let lasts_to_ns = match which {
+        Which::All { end_ns } if end_ns.saturating_sub(value.last_ns) <= settings.spin_gap_ns => Some(end_ns),
+        _ => None,
+    };
+    let end_ns = lasts_to_ns.unwrap_or(value.last_ns);
     if end_ns.saturating_sub(value.start_ns) < settings.min_stall_ns {
         return None;
     }
-    let bits = WAIT_NONBLOCKING | if in_flight { WAIT_IN_FLIGHT } else { WAIT_PAUSED };
+    let bits = WAIT_NONBLOCKING | if lasts_to_ns.is_some() { WAIT_IN_FLIGHT } else { WAIT_PAUSED };
     Some(Wait {
         start_ns: value.start_ns,
         end_ns,
@@ -98,13 +110,13 @@ fn nonblocking_wait(
     })
 }
 
-/// Takes the handshakes that still last out of the kernel's table.
+/// Takes the handshakes that lasted at `now_ns` out of the kernel's table.
 pub(super) fn take_handshakes(
     table: &mut HashMap<MapData, u64, HandshakeRecord>,
+    now_ns: u64,
     sink: &mut dyn FnMut(Event),
 ) {
     let keys: Vec<u64> = table.keys().filter_map(Result::ok).collect();
-    let now_ns = monotonic_ns();
     for key in keys {
         let Ok(value) = table.get(&key, 0) else { continue };
         if table.remove(&key).is_ok()
@@ -138,17 +150,6 @@ fn socket(record: &profiler_common::SockRecord) -> Option<Socket> {
     decode_socket(&mut Fields::new(&bytes))
 }
 
-/// `CLOCK_MONOTONIC`, the clock of the kernel's records.
-pub(super) fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is valid for writing.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) } != 0 {
-        return 0;
-    }
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,6 +173,7 @@ mod tests {
         NonblockingWait {
             start_ns,
             last_ns,
+            run_delay_ns: 0,
             tgid: 6,
             polls: 9,
             call: Call::Recvfrom as u32,
@@ -187,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_still_looks_waits_until_now() {
-        let wait = nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, true, 5_900).unwrap();
+        let wait =
+            nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, Which::All { end_ns: 5_900 }).unwrap();
         assert_eq!((wait.start_ns, wait.end_ns, wait.polls), (1_000, 5_900, 9));
         assert!(wait.flags.nonblocking && wait.flags.in_flight && !wait.flags.paused);
         assert_eq!((wait.call, wait.sockets.len()), (Call::Recvfrom, 1));
@@ -195,19 +198,25 @@ mod tests {
 
     #[test]
     fn one_that_turned_to_something_else_waited_until_its_last_look() {
-        let wait = nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, true, 6_001).unwrap();
+        let wait =
+            nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, Which::All { end_ns: 6_001 }).unwrap();
         assert_eq!(wait.end_ns, 5_000);
         assert!(wait.flags.paused && !wait.flags.in_flight);
     }
 
     #[test]
     fn one_that_ended_is_not_in_flight_however_lately_it_looked() {
-        let wait = nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, false, 5_001).unwrap();
+        let wait =
+            nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, Which::Ended(&HashSet::from([7])))
+                .unwrap();
         assert!(wait.flags.paused && !wait.flags.in_flight);
     }
 
     #[test]
     fn short_waits_make_no_event() {
-        assert_eq!(nonblocking_wait(&KEY, &looked(1_000, 1_050), &SETTINGS, false, 9_000), None);
+        assert_eq!(
+            nonblocking_wait(&KEY, &looked(1_000, 1_050), &SETTINGS, Which::All { end_ns: 1_050 }),
+            None
+        );
     }
 }

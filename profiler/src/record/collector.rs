@@ -113,11 +113,11 @@ impl Collector {
         }
     }
 
-    /// Ends the probes' work: what still waits is kept with its registers.
-    pub fn finish_probes(&mut self, probes: &mut ProbeSet) -> Option<ProbeError> {
+    /// Ends the probes' work at `end_ns`, now: what still waits is kept with its registers.
+    pub fn finish_probes(&mut self, probes: &mut ProbeSet, end_ns: u64) -> Option<ProbeError> {
         self.finishing = true;
         let mut changes = Vec::new();
-        let error = probes.finish(&mut |event| self.event(event, &mut changes)).err();
+        let error = probes.finish(end_ns, &mut |event| self.event(event, &mut changes)).err();
         for change in changes {
             for record in change.records {
                 self.write(record);

@@ -232,8 +232,8 @@ fn finish(
     command: Option<RunningCommand>,
 ) -> Recording {
     collector.write_thread_times();
-    let failed = collector.finish_probes(&mut probes);
     let end_ns = host::monotonic_ns();
+    let failed = collector.finish_probes(&mut probes, end_ns);
     if let Some(error) = failed {
         log::warn!("{error}");
     }

@@ -15,7 +15,7 @@ pub enum SelectError {
     NoSuchProcess { pid: u32 },
     #[error("{tid} is a thread of process {pid} ({comm}), not a process")]
     IsThread { tid: u32, pid: u32, comm: String },
-    #[error("{pid} ({comm}) is a thread of the kernel")]
+    #[error("{pid} ({comm}) is a kernel thread")]
     KernelThread { pid: u32, comm: String },
     #[error("process {pid} ({comm}) has ended and waits for its parent {ppid} to take its exit status")]
     Zombie { pid: u32, comm: String, ppid: u32 },
@@ -43,7 +43,7 @@ impl SelectError {
             }
             SelectError::IsThread { pid, .. } => format!("use --pid {pid}: all threads of a process are watched"),
             SelectError::KernelThread { .. } => {
-                "name a user process; threads of the kernel make no system calls".into()
+                "name a user process; kernel threads make no system calls".into()
             }
             SelectError::Zombie { ppid, .. } => {
                 format!("nothing of it runs any more; its parent (--pid {ppid}) may be what you look for")
@@ -304,10 +304,10 @@ mod tests {
     }
 
     #[test]
-    fn refuses_threads_of_the_kernel() {
+    fn refuses_kernel_threads() {
         let (_directory, root) = fake_root();
         let error = select_pids(&root, &[2]).unwrap_err();
-        assert_eq!(error.to_string(), "2 (kthreadd) is a thread of the kernel");
+        assert_eq!(error.to_string(), "2 (kthreadd) is a kernel thread");
     }
 
     #[test]

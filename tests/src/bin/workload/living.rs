@@ -36,6 +36,24 @@ pub fn threads(arguments: &Arguments) {
     done("");
 }
 
+/// `named NAME PEER TIMES`: a thread of that name asks and waits.
+pub fn named(arguments: &Arguments) {
+    let peer: SocketAddr = arguments.get(1);
+    let times: u32 = arguments.get(2);
+    let body = move || {
+        let fd = connected(peer);
+        ready("");
+        go();
+        for _ in 0..times {
+            send(fd, b"?");
+            stall_outer("blocking", fd);
+        }
+    };
+    let thread = std::thread::Builder::new().name(arguments.get(0)).spawn(body).expect("starts a thread");
+    thread.join().expect("receives");
+    done("");
+}
+
 /// `fork-recv PEER TIMES`: a child that is born after the word asks and waits.
 pub fn fork_then_receive(arguments: &Arguments) {
     let peer: SocketAddr = arguments.get(0);

@@ -61,6 +61,7 @@ fn main() {
         "sleep" => idling::sleep(&arguments),
         "pool" => idling::pool(&arguments),
         "threads" => living::threads(&arguments),
+        "named" => living::named(&arguments),
         "fork-recv" => living::fork_then_receive(&arguments),
         "exec-recv" => living::exec_then_receive(&arguments),
         "exit-early" => living::exit_early(&arguments),

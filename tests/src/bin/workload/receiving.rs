@@ -29,13 +29,19 @@ pub fn receive_now(arguments: &Arguments) {
 
 fn exchange(how: &str, fd: RawFd, times: u32) {
     let (mut ns, mut looks) = (0, 0);
+    let mut each = Vec::new();
     for _ in 0..times {
         assert_eq!(send_bytes(fd, b"?"), 1);
         let start = monotonic_ns();
         looks += stall_outer(how, fd);
-        ns += monotonic_ns() - start;
+        let waited = monotonic_ns() - start;
+        ns += waited;
+        // Enough of them for the tests that look at each one.
+        if each.len() < 16 {
+            each.push(waited.to_string());
+        }
     }
-    done(&format!("ns={ns} looks={looks}"));
+    done(&format!("ns={ns} looks={looks} each={}", each.join(",")));
 }
 
 /// Outer of two functions that tests look for in stacks.
