@@ -181,15 +181,15 @@ fn dns_message(random: &[u8]) -> Vec<u8> {
     if byte(4) % 4 == 0 {
         let len = message.len();
         message[usize::from(byte(5)) % len] = byte(6);
-        message.truncate(usize::from(byte(7)));
+        message.truncate(usize::from(byte(7));
     }
     message
 }
 
-fn analysis_of(records: Vec<Record>) -> Analysis {
+fn analysis_of(records: &[Record]) -> Analysis {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("hostile.stall");
-    strategies::write_trace(&path, &records, 50);
+    strategies::write_trace(&path, records, 50);
     let mut reader = TraceReader::open(&path).unwrap();
     let records: Vec<Record> = reader.by_ref().collect();
     analyse(records.into_iter(), reader.state(), &AnalysisOptions::default())
@@ -210,14 +210,14 @@ fn render_all(analysis: &Analysis) {
     write_json(&analysis.report, &mut json).unwrap();
     serde_json::from_slice::<serde_json::Value>(&json).unwrap();
     let mut html = Vec::new();
-    ignore_too_large(write_html(analysis, &mut html));
+    ignore_too_large(&write_html(analysis, &mut html));
     let causes = [None, Some(Cause::SchedRunq), Some(Cause::DnsResolve)];
     for (view, cause) in View::ALL.into_iter().flat_map(|view| causes.map(|cause| (view, cause))) {
         let options = FlameOptions { view, cause, kernel: true, ..FlameOptions::default() };
         let mut svg = Vec::new();
-        ignore_too_large(write_svg(analysis, &options, &mut svg));
+        ignore_too_large(&write_svg(analysis, &options, &mut svg));
         let mut folded = Vec::new();
-        ignore_too_large(write_folded(analysis, &options, &mut folded).map_err(too_large));
+        ignore_too_large(&write_folded(analysis, &options, &mut folded).map_err(too_large));
         assert_plain(std::str::from_utf8(&folded).unwrap(), "folded");
         assert!(!String::from_utf8(svg).unwrap().contains('\u{1b}'));
     }
@@ -232,7 +232,7 @@ fn too_large(error: std::io::Error) -> RenderError {
 }
 
 /// Stalls of more than 2^63 ns are refused, and that is the only refusal.
-fn ignore_too_large(result: Result<(), RenderError>) {
+fn ignore_too_large(result: &Result<(), RenderError>) {
     assert!(matches!(result, Ok(()) | Err(RenderError::TooLarge)), "{result:?}");
 }
 
@@ -241,7 +241,7 @@ proptest! {
     fn impossible_records_are_analysed_and_drawn(
         records in vec(strategies::record().prop_map(squeeze), 1..120)
     ) {
-        let analysis = analysis_of(records);
+        let analysis = analysis_of(&records);
         render_all(&analysis);
         let report = &analysis.report;
         let of_threads = |row: &&stallscope::analysis::report::CauseRow| {
@@ -254,6 +254,6 @@ proptest! {
 
     #[test]
     fn any_records_are_analysed_and_drawn(records in vec(strategies::record(), 1..60)) {
-        render_all(&analysis_of(records));
+        render_all(&analysis_of(&records));
     }
 }
