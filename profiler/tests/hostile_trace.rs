@@ -181,7 +181,7 @@ fn dns_message(random: &[u8]) -> Vec<u8> {
     if byte(4) % 4 == 0 {
         let len = message.len();
         message[usize::from(byte(5)) % len] = byte(6);
-        message.truncate(usize::from(byte(7));
+        message.truncate(usize::from(byte(7)));
     }
     message
 }
