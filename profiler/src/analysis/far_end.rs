@@ -89,7 +89,7 @@ mod tests {
     fn far_ends(samples: Vec<SocketSample>) -> FarEnds {
         let named = |pid| Process { pid, comm: format!("rank{pid}"), ..Process::default() };
         let processes = [7, 8, 9].into_iter().map(|pid| (pid, named(pid))).collect();
-        FarEnds::new(&Model { samples, processes, ..Model::default() })
+        FarEnds::new(&Model { processes, samples, ..Model::default() })
     }
 
     #[test]

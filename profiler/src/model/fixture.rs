@@ -192,7 +192,7 @@ pub fn query(time_ns: u64, socket: Socket) -> Record {
     })
 }
 
-/// A look at the socket of a process, with its own address.
+// A look at the socket of a process, with its own address.
 pub fn sample_of(pid: u32, local: &str, socket: Socket) -> SocketSample {
     let ends = match socket.ends {
         Ends::Inet { peer, .. } => Ends::Inet { local: local.parse().unwrap(), peer },

@@ -103,18 +103,14 @@ impl<'a> FarSide<'a> {
                 )
             }
             _ => format!(
-                "stallscope flame TRACE --tid {}    # where {comm} (pid {pid}) spends its stalls; what it computes or sleeps in: py-spy dump --pid {pid}, or cat /proc/{pid}/stack",
+                "py-spy dump --pid {pid}; cat /proc/{pid}/task/{}/stack    # what {comm} does before it sends; several times",
                 self.row.tid
             ),
         }
     }
 
     pub(super) fn proof(&self) -> Value {
-        let (peer, ns) = match &self.did {
-            Did::Waits { peer, ns } => (Some(*peer), Some(*ns)),
-            _ => (None, None),
-        };
-        json!({
+        let mut proof = json!({
             "pid": self.end.pid,
             "tid": self.row.tid,
             "comm": self.end.comm,
@@ -123,8 +119,13 @@ impl<'a> FarSide<'a> {
             "running_ns": self.row.running_ns,
             "runnable_ns": self.row.runnable_ns,
             "stalled_ns": self.row.stalled_ns,
-            "waits_for": peer,
-            "waits_for_ns": ns,
-        })
+        });
+        if let Did::Waits { peer, ns } = &self.did
+            && let Some(proof) = proof.as_object_mut()
+        {
+            proof.insert("waits_for".to_string(), json!(peer));
+            proof.insert("waits_for_ns".to_string(), json!(ns));
+        }
+        proof
     }
 }

@@ -110,12 +110,20 @@ fn stands_out(
     (large && leads).then(|| (worst.clone(), next_ns, ordered.len()))
 }
 
-/// The process of a thread, `rank0 (pid 7) waits`, or how many threads wait.
+/// `rank1, rank2 (pid 7, 8) wait`.
 fn who_waits(scene: &Scene<'_>, threads: &[(u32, u32)]) -> String {
-    let [thread] = threads else { return format!("{} threads wait", threads.len()) };
-    let mut rows = scene.report.threads.iter();
-    let row = rows.find(|row| (row.pid, row.tid) == *thread && !row.name.is_empty());
-    row.map_or_else(|| "one thread waits".to_string(), |row| format!("{} (pid {}) waits", row.name, row.pid))
+    let rows = scene.report.threads.iter().filter(|row| threads.contains(&(row.pid, row.tid)));
+    let names: BTreeSet<&str> = rows.map(|row| row.name.as_str()).filter(|name| !name.is_empty()).collect();
+    let pids: BTreeSet<u32> = threads.iter().map(|(pid, _)| *pid).collect();
+    let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+    let many = threads.len() > 1;
+    let who = match (names.is_empty(), many) {
+        (false, _) => list(names),
+        (true, false) => "one thread".to_string(),
+        (true, true) => format!("{} threads", threads.len()),
+    };
+    let pids = list(pids.iter().map(String::as_str));
+    format!("{who} (pid {pids}) {}", if many { "wait" } else { "waits" })
 }
 
 /// The other end, if it is the same recorded process for all threads.

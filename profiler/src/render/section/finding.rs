@@ -71,7 +71,7 @@ fn plain(value: &Value) -> String {
     match value {
         Value::Number(number) => number.to_string(),
         Value::Array(items) => {
-            let parts = items.iter().take(LONGEST).map(|item| text_of_id(item));
+            let parts = items.iter().take(LONGEST).map(text_of_id);
             format!("[{}]", join(parts.collect(), items.len()))
         }
         other => text(other, 1),

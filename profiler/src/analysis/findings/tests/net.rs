@@ -66,7 +66,7 @@ fn the_only_peer_is_a_note_without_blame() {
 }
 
 /// Rank 0 (pid 100) waits for rank 3 (pid 103), both recorded; rank 1 (pid 101) waits for rank 0.
-fn chain(rank3: ThreadRow) -> Vec<Finding> {
+fn chain(rank3: &ThreadRow) -> Vec<Finding> {
     let thread = |pid, name: &str| ThreadRow {
         pid,
         tid: pid,
@@ -84,7 +84,7 @@ fn chain(rank3: ThreadRow) -> Vec<Finding> {
         threads: vec![
             thread(100, "rank0"),
             thread(101, "rank1"),
-            ThreadRow { pid: 103, tid: 103, name: "rank3".to_string(), wall_ns: 10 * SEC, ..rank3 },
+            ThreadRow { pid: 103, tid: 103, name: "rank3".to_string(), wall_ns: 10 * SEC, ..rank3.clone() },
         ],
         ..report(10 * SEC)
     };
@@ -108,7 +108,7 @@ fn of_peer<'a>(findings: &'a [Finding], peer: &str) -> &'a Finding {
 
 #[test]
 fn a_recorded_peer_that_slept_is_said_to_be_late_and_who_waits_behind_it_is_a_note() {
-    let findings = chain(ThreadRow { idle_ns: 9 * SEC, ..ThreadRow::default() });
+    let findings = chain(&ThreadRow { idle_ns: 9 * SEC, ..ThreadRow::default() });
     assert_eq!(ids(&findings), ["net.slow_peer", "net.slow_peer"]);
     let late = of_peer(&findings, "10.0.0.4:5003");
     assert_eq!((late.severity, &late.proof["far_end"]["comm"]), (Severity::Warning, &"rank3".into()));
@@ -133,7 +133,7 @@ fn a_recorded_peer_that_slept_is_said_to_be_late_and_who_waits_behind_it_is_a_no
 
 #[test]
 fn a_recorded_peer_without_a_reason_of_its_own_is_not_called_late() {
-    let findings = chain(ThreadRow { idle_ns: 3 * SEC, stalled_ns: 4 * SEC, ..ThreadRow::default() });
+    let findings = chain(&ThreadRow { idle_ns: 3 * SEC, stalled_ns: 4 * SEC, ..ThreadRow::default() });
     let mixed = of_peer(&findings, "10.0.0.4:5003");
     assert!(!mixed.summary.contains("late"), "{}", mixed.summary);
     assert!(mixed.summary.contains("idle 3.0 s, running 0 ns, stalled 4.0 s of 10.0 s"), "{}", mixed.summary);
