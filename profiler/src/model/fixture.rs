@@ -192,7 +192,10 @@ pub fn query(time_ns: u64, socket: Socket) -> Record {
     })
 }
 
-// A look at the socket of a process, with its own address.
+/// A look at the socket of a process, with its own address.
+///
+/// # Panics
+/// When `local` is no address with a port.
 pub fn sample_of(pid: u32, local: &str, socket: Socket) -> SocketSample {
     let ends = match socket.ends {
         Ends::Inet { peer, .. } => Ends::Inet { local: local.parse().unwrap(), peer },
