@@ -78,6 +78,10 @@ pub struct Ended {
 #[inline(always)]
 pub fn messages(thread: &mut Thread, tid: u32, ended: &Ended) {
     let call = thread.call;
+    // Where the message was to go to is in memory that is at hand; what the socket is connected to is far away.
+    if call == Call::Sendto as u32 && thread.args[4] != 0 && port_at(thread.args[4]) != PORT {
+        return;
+    }
     let file = own_file(thread.args[0] as u32);
     if file == 0 || (ANY_FILE.has(call) && !is_socket(file)) {
         return;

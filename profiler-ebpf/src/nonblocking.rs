@@ -108,12 +108,7 @@ fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64
 /// The thread got something from the descriptor, or an error, or closed it.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub extern "C" fn progress(
-    thread: *mut Thread,
-    key: *const NonblockingKey,
-    now_ns: u64,
-    ret: i64,
-) -> u32 {
+pub extern "C" fn progress(thread: *mut Thread, key: *const NonblockingKey, now_ns: u64, ret: i64) -> u32 {
     // SAFETY: callers pass a thread's entry and a key on their stack.
     let (Some(thread), Some(key)) = (unsafe { (thread.as_mut(), key.as_ref()) }) else { return 0 };
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };

@@ -162,7 +162,8 @@ fn a_full_disk_ends_the_recording_and_keeps_what_is_written() {
     // Every call becomes a span, for the disk to fill.
     let mut program = Program::start(&["recv", "blocking", &peer.name(), "1000000"]);
     program.go();
-    let script = "mount -t tmpfs -o size=64k none \"$2\" && \
+    // Room for what is written at once several times over: the last of it is lost.
+    let script = "mount -t tmpfs -o size=256k none \"$2\" && \
                   { \"$0\" record --pid \"$1\" --min-stall 1ns -d 30s -o \"$2/t.stall\"; echo $? > \"$2.code\"; \
                   cp \"$2/t.stall\" \"$2.stall\"; }";
     let inner = folder.path().join("disk");
@@ -239,7 +240,9 @@ fn a_truncated_or_damaged_trace_is_read_as_far_as_it_goes() {
     let bytes = std::fs::read(&trace.path).unwrap();
     let whole = trace.report();
     assert_eq!((&whole["trace"]["complete"], &whole["trace"]["bytes_unread"]), (&json!(true), &json!(0)));
-    let waits = |report: &Value| sum(&rows(report, "sockets", &[("peer", json!(peer.name()))]), "waits");
+    // A send can take longer than the least stall on a busy machine.
+    let received = [("peer", json!(peer.name())), ("direction", json!("recv"))];
+    let waits = |report: &Value| sum(&rows(report, "sockets", &received), "waits");
     assert_eq!(waits(&whole), 5);
 
     let cut = trace.folder().join("cut.stall");

@@ -12,8 +12,6 @@ const MS: u64 = 1_000_000;
 /// Exchanges of a program, and how late each reply is.
 const TIMES: u64 = 8;
 const LATE: Duration = Duration::from_millis(30);
-/// How long a wait may last beyond the peer's reply on a busy machine.
-const WAKE_UP_NS: u64 = 10 * MS;
 
 /// The one row of a peer and direction.
 #[track_caller]
@@ -42,8 +40,9 @@ fn check_receiver(how: &str) -> (stallscope_tests::Values, Value) {
     assert_eq!(row["duration"]["count"], TIMES, "{how}: {row}");
     assert_close(how, sum(&[row], "stalled_ns"), values.ns());
     assert_close(how, sum(&[row], "duration.sum_ns"), values.ns());
-    // As late as the peer says that it was, but for the way of the reply and the wake-up.
-    assert_close_to(how, values.ns(), peer.served_ns().iter().sum(), TIMES * WAKE_UP_NS);
+    // Never less than the peer says that it was late; more on a busy machine.
+    let served: u64 = peer.served_ns().iter().sum();
+    assert!(values.ns() + TIMES * MS > served, "{how}: waited {} of {served} ns", values.ns());
     assert_close(how, stalled(&report, "sock.recv"), values.ns());
     assert_eq!(report["coverage"]["lost_events"], 0, "{how}");
     (values, report)
@@ -159,7 +158,12 @@ fn a_sender_waits_until_its_peer_reads() {
     let row = socket(&report, &peer.name(), "send");
     assert_eq!((&row["waits"], &row["in_flight"]), (&json!(1), &json!(0)));
     assert_close("send", sum(&[row], "stalled_ns"), values.ns());
-    assert_close("sock.send", stalled(&report, "sock.send"), values.ns());
+    // Once the peer reads, the kernel may really have to repeat segments for which there was no room.
+    let lost = stalled(&report, "tcp.retransmit");
+    assert_close("both", stalled(&report, "sock.send") + lost, values.ns());
+    let unread = peer.began_reading_ns().unwrap() - values.get::<u64>("start");
+    let until_read = stalled(&report, "sock.send").min(unread);
+    assert_close("nobody reads", until_read, unread);
 }
 
 #[test]

@@ -6,9 +6,8 @@
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
-//! - `sock.recv`, `sock.send`: a wait on a connected peer. From the first retransmission within the wait to
-//!   its end it is `tcp.retransmit`: what came before was an ordinary wait, and what the wait would have been
-//!   without the loss is not known.
+//! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
+//!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
 //! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
 //! - Other waits, no stalls: unix sockets, netlink, pipes, other `futex` operations.
 //!
@@ -21,6 +20,7 @@ use super::context::Context;
 use crate::model::cause::Cause;
 use crate::model::intern::NameId;
 use crate::model::socket::{SocketClass, SocketId, SocketInfo, Transport, state};
+use crate::model::thread::Interval;
 use crate::model::wait::{Awaited, Interest, WaitSpan, is_poll};
 
 /// What a wait as a whole is.
@@ -43,9 +43,9 @@ pub struct Slot {
     pub interest: Interest,
     /// Before this time the share is `tcp.connect`.
     pub connected_ns: u64,
-    /// From this time on it is `tcp.retransmit`.
-    pub retransmit_ns: u64,
-    /// Between the two.
+    /// In this time it is `tcp.retransmit`.
+    pub retransmit: Interval,
+    /// In the rest.
     pub base: Cause,
 }
 
@@ -56,7 +56,7 @@ impl Slot {
             peer,
             interest: awaited.interest,
             connected_ns: 0,
-            retransmit_ns: u64::MAX,
+            retransmit: Interval { start_ns: u64::MAX, end_ns: u64::MAX },
             base,
         }
     }
@@ -64,7 +64,7 @@ impl Slot {
     pub fn cause_at(&self, time_ns: u64) -> Cause {
         if time_ns < self.connected_ns {
             Cause::TcpConnect
-        } else if time_ns >= self.retransmit_ns {
+        } else if (self.retransmit.start_ns..self.retransmit.end_ns).contains(&time_ns) {
             Cause::TcpRetransmit
         } else {
             self.base
@@ -192,7 +192,9 @@ fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketI
     }
     if slot.base != Cause::TcpConnect {
         let from = wait.start_ns.max(slot.connected_ns);
-        slot.retransmit_ns = context.first_retransmit(info, from, wait.end_ns).unwrap_or(u64::MAX);
+        if let Some(loss) = context.loss(info, from, wait.end_ns) {
+            slot.retransmit = loss;
+        }
     }
     Some(slot)
 }

@@ -6,7 +6,12 @@ use std::net::SocketAddr;
 use crate::model::Model;
 use crate::model::intern::NameId;
 use crate::model::socket::{SocketInfo, known_peer, plain_address};
+use crate::model::thread::Interval;
 use crate::trace::record::{Direction, Ends, Socket};
+
+/// A segment that is still missing is sent again within this time, or within twice the time since it was sent the last
+/// time: the first time-out of TCP is at least 200 ms, and a round trip and a busy machine come on top.
+const FIRST_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// Indices over a model, made once for the classification of all waits.
 #[derive(Debug)]
@@ -66,19 +71,19 @@ impl<'m> Context<'m> {
         }
     }
 
-    /// The first retransmission on the socket in `[start_ns, end_ns)`.
-    pub fn first_retransmit(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<u64> {
+    /// The longest time in `[start_ns, end_ns)` in which segments of the socket were lost again and again.
+    pub fn loss(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<Interval> {
         let by_ino = self.retransmits.get(&socket.ino).filter(|_| socket.ino != 0);
         let by_ends = match (socket.local, socket.peer) {
             (Some(local), Some(peer)) => self.retransmits_by_ends.get(&(local, peer)),
             _ => None,
         };
-        [by_ino, by_ends]
-            .into_iter()
-            .flatten()
-            .filter_map(|times| times.get(times.partition_point(|time| *time < start_ns)).copied())
-            .filter(|time| *time < end_ns)
-            .min()
+        let within = |times: &Vec<u64>| {
+            let begin = times.partition_point(|time| *time < start_ns);
+            let end = times.partition_point(|time| *time < end_ns);
+            longest_loss(times.get(begin..end)?)
+        };
+        [by_ino, by_ends].into_iter().flatten().filter_map(within).max_by_key(|loss| loss.len())
     }
 
     /// The handshake on this socket that was under way in `[start_ns, end_ns)`. A socket has one at a
@@ -107,6 +112,24 @@ impl<'m> Context<'m> {
         };
         Some(query.1)
     }
+}
+
+/// The longest row of retransmissions that follow from each other, and the time until the next one would have come. One
+/// alone repaired the loss, if there was any: TCP also sends the last segment again when only an acknowledgement is late.
+fn longest_loss(times: &[u64]) -> Option<Interval> {
+    let mut longest: Option<Interval> = None;
+    let (mut start_ns, mut last, mut gap) = (*times.first()?, *times.first()?, 0_u64);
+    for time in times.get(1..)? {
+        let next = time.saturating_sub(last);
+        let follows = next <= FIRST_TIMEOUT_NS.max(gap.saturating_mul(5) / 2);
+        (start_ns, gap) = if follows { (start_ns, next) } else { (*time, 0) };
+        last = *time;
+        let row = Interval { start_ns, end_ns: last.saturating_add(gap.saturating_mul(2)) };
+        if row.len() > longest.map_or(0, Interval::len) {
+            longest = Some(row);
+        }
+    }
+    longest
 }
 
 /// The number of the socket's peer; 0 where it has none.

@@ -117,7 +117,9 @@ fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>)
     let mut cuts = vec![span.start_ns, span.end_ns];
     for slot in slots {
         let inside = |time: &u64| *time > span.start_ns && *time < span.end_ns;
-        cuts.extend([slot.connected_ns, slot.retransmit_ns].into_iter().filter(inside));
+        cuts.extend(
+            [slot.connected_ns, slot.retransmit.start_ns, slot.retransmit.end_ns].into_iter().filter(inside),
+        );
     }
     cuts.sort_unstable();
     cuts.dedup();

@@ -91,6 +91,7 @@ mod tests {
     fn a_wait_with_a_retransmission_stays_one_wait_on_its_peer() {
         let analysis = Trace::new()
             .retransmit(1030, tcp(1, "10.0.1.1:80"))
+            .retransmit(1040, tcp(1, "10.0.1.1:80"))
             .wait(wait(Call::Write, 1000, 1100, vec![tcp(1, "10.0.1.1:80")]))
             .analyse();
         let rows: Vec<_> = analysis.report.sockets.iter().map(row).collect();

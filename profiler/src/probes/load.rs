@@ -10,6 +10,7 @@ use aya::{Btf, Ebpf, EbpfLoader, VerifierLogLevel};
 use profiler_common::{Offsets, Settings};
 
 use super::error::{ProbeError, one_line};
+use super::multi_uprobe::MultiUprobe;
 use super::{ProbeOptions, calls};
 use crate::kernel;
 
@@ -49,6 +50,8 @@ pub(super) const PROGRAMS: &[(&str, Hook, &str)] = &[
 /// What came of loading.
 pub(super) struct Loaded {
     pub(super) ebpf: Ebpf,
+    /// The program on resolver functions, where the kernel has links with many entries.
+    pub(super) resolver: Option<MultiUprobe>,
     /// Programs that do not run, and why.
     pub(super) failed: HashMap<&'static str, String>,
     /// Members that this kernel's types lack.
@@ -70,8 +73,14 @@ pub(super) fn load(options: &ProbeOptions, settings: &Settings) -> Result<Loaded
     let btf = Btf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
     let mut ebpf = open(options, settings, &offsets, &btf)?;
     fill_calls(&mut ebpf)?;
+    let resolver = MultiUprobe::load(OBJECT, "api_entry", &ebpf)
+        .inspect_err(|reason| log::debug!("resolver functions get a link each: {reason}"))
+        .ok();
     let mut failed = HashMap::new();
     for (name, hook, _) in PROGRAMS {
+        if *hook == Hook::Uprobe && resolver.is_some() {
+            continue;
+        }
         if let Err(reason) = start(&mut ebpf, name, *hook, &btf) {
             log::debug!("{name} does not run: {reason}");
             failed.insert(*name, reason);
@@ -82,7 +91,7 @@ pub(super) fn load(options: &ProbeOptions, settings: &Settings) -> Result<Loaded
             return Err(ProbeError::NothingRuns { reason: reason.clone() });
         }
     }
-    Ok(Loaded { ebpf, failed, missing_members: kernel::offsets::missing(&offsets) })
+    Ok(Loaded { ebpf, resolver, failed, missing_members: kernel::offsets::missing(&offsets) })
 }
 
 fn open(

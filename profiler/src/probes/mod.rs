@@ -23,6 +23,7 @@ pub mod event;
 mod fields;
 mod iterate;
 mod load;
+mod multi_uprobe;
 mod restart;
 mod socket;
 mod tables;
@@ -34,7 +35,7 @@ use std::path::Path;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
-use aya::programs::{BtfTracePoint, UProbe};
+use aya::programs::{BtfTracePoint, ProgramError, UProbe};
 use aya_log::EbpfLogger;
 use profiler_common::config::{MARK_COUNT, TARGET_FOLLOW};
 use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Settings, Target};
@@ -74,6 +75,7 @@ impl Default for ProbeOptions {
 /// the kernel wakes a sleeper only when a quarter of the ring buffer is filled, so look every few milliseconds.
 pub struct ProbeSet {
     ebpf: Ebpf,
+    resolver: Option<multi_uprobe::MultiUprobe>,
     events: RingBuf<MapData>,
     targets: HashMap<MapData, u32, Target>,
     marks: Array<MapData, u8>,
@@ -108,7 +110,7 @@ impl ProbeSet {
             own_tgid: std::process::id(),
             reserved: 0,
         };
-        let load::Loaded { mut ebpf, failed, missing_members } = load::load(options, &settings)?;
+        let load::Loaded { mut ebpf, resolver, failed, missing_members } = load::load(options, &settings)?;
         let logger = if options.verbose { EbpfLogger::init(&mut ebpf).ok() } else { None };
         Ok(ProbeSet {
             events: take(&mut ebpf, "EVENTS")?,
@@ -119,6 +121,7 @@ impl ProbeSet {
             nonblocking: take(&mut ebpf, "NONBLOCKING")?,
             handshakes: take(&mut ebpf, "HANDSHAKES")?,
             ebpf,
+            resolver,
             logger,
             coverage: coverage::Families::new(failed, missing_members),
             settings,
@@ -158,9 +161,30 @@ impl ProbeSet {
     ///
     /// Returns how many entries are probed; it fails when none is.
     pub fn attach_resolver(&mut self, path: &Path, entries: &[(Api, u64)]) -> Result<usize, ProbeError> {
-        let resolver = |reason: String| ProbeError::Resolver { path: path.to_owned(), reason };
-        let program = self.ebpf.program_mut("api_entry").ok_or(ProbeError::Missing { name: "api_entry" })?;
-        let program: &mut UProbe = program.try_into().map_err(|error| resolver(one_line(&error)))?;
+        if let Some(resolver) = &mut self.resolver
+            && !entries.is_empty()
+        {
+            match resolver.attach(path, entries) {
+                Ok(()) => {
+                    self.coverage.resolver(entries.len());
+                    return Ok(entries.len());
+                }
+                Err(reason) => log::debug!("{}: one link for all: {reason}", path.display()),
+            }
+        }
+        let attached = self.attach_each(path, entries);
+        self.coverage.resolver(*attached.as_ref().unwrap_or(&0));
+        attached.map_err(|reason| ProbeError::Resolver { path: path.to_owned(), reason })
+    }
+
+    /// A link for each entry: for kernels without links that have many, and where one of many entries is refused.
+    fn attach_each(&mut self, path: &Path, entries: &[(Api, u64)]) -> Result<usize, String> {
+        let program = self.ebpf.program_mut("api_entry").ok_or("api_entry is missing in the eBPF object")?;
+        let program: &mut UProbe = program.try_into().map_err(|error| one_line(&error))?;
+        match program.load() {
+            Ok(()) | Err(ProgramError::AlreadyLoaded) => {}
+            Err(error) => return Err(one_line(&error)),
+        }
         let mut attached = 0;
         let mut reason = "it has none".to_owned();
         for (api, offset) in entries {
@@ -176,8 +200,7 @@ impl ProbeSet {
                 }
             }
         }
-        self.coverage.resolver(attached);
-        if attached == 0 { Err(resolver(reason)) } else { Ok(attached) }
+        if attached == 0 { Err(reason) } else { Ok(attached) }
     }
 
     /// Looks at the targets' sockets and at what their threads are blocked in now. What was found comes with
@@ -242,6 +265,7 @@ impl ProbeSet {
             }
         };
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
+        tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);

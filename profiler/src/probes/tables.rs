@@ -1,6 +1,7 @@
 //! Reads the tables that the programs keep in the kernel: counters, and what has not ended.
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, MapData, PerCpuArray};
 use profiler_common::record::{
@@ -12,6 +13,8 @@ use super::decode::wait_flags;
 use super::event::{Event, Registers};
 use super::fields::Fields;
 use super::socket::decode_socket;
+use crate::target::ProcRoot;
+use crate::target::process::thread_state;
 use crate::trace::record::{CallCount, Handshake, Loss, Socket, Wait};
 
 pub(super) fn call_counts(totals: &PerCpuArray<MapData, CallTotals>) -> Vec<CallCount> {
@@ -35,6 +38,41 @@ pub(super) fn losses(lost: &PerCpuArray<MapData, u64>) -> Vec<Loss> {
         (count > 0).then(|| Loss { what: kind.name().to_owned(), count, events: kind.is_event() })
     };
     profiler_common::Loss::ALL.into_iter().filter_map(count).collect()
+}
+
+/// Threads that are given time for another look, at most.
+const AWAITED: usize = 256;
+/// How long, all together.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Gives threads that are ready to run, and have not looked for longer than a spinning thread leaves between its looks,
+/// the time to look once more: only that tells whether they lack a processor or have turned to something else. The
+/// programs must still be attached.
+pub(super) fn await_looks(
+    table: &HashMap<MapData, NonblockingKey, NonblockingWait>,
+    settings: &Settings,
+    end_ns: u64,
+) {
+    let root = ProcRoot::default();
+    let is_stale = |key: &NonblockingKey| {
+        table.get(key, 0).is_ok_and(|value| end_ns.saturating_sub(value.last_ns) > settings.spin_gap_ns)
+    };
+    let is_ready = |key: &NonblockingKey| {
+        table
+            .get(key, 0)
+            .is_ok_and(|value| thread_state(&root, value.tgid, key.tid).is_ok_and(|state| state == 'R'))
+    };
+    let mut awaited: Vec<NonblockingKey> = table
+        .keys()
+        .filter_map(Result::ok)
+        .filter(|key| is_stale(key) && is_ready(key))
+        .take(AWAITED)
+        .collect();
+    let begin = Instant::now();
+    while !awaited.is_empty() && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(2));
+        awaited.retain(is_stale);
+    }
 }
 
 /// Waits on non-blocking descriptors that are to be taken.

@@ -219,7 +219,7 @@ fn an_internet_socket_without_a_peer_is_other_only_where_nothing_better_is_await
 }
 
 #[test]
-fn a_wait_is_tcp_retransmit_from_the_first_retransmission_to_its_end() {
+fn a_wait_is_tcp_retransmit_while_segments_are_lost() {
     let peer = || tcp(2, "10.0.0.2:80");
     let retransmitted = |mut trace: Trace| trace.wait(call(Call::Recvfrom, vec![peer()])).analyse();
     let mut trace = Trace::new();
@@ -234,13 +234,38 @@ fn a_wait_is_tcp_retransmit_from_the_first_retransmission_to_its_end() {
         (1200, tcp(3, "10.0.0.3:80"), 0),
         (1090, peer(), 0),
         (1400, peer(), 0),
-        (1390, tcp(0, "10.0.0.2:80"), 10),
+        (1380, tcp(0, "10.0.0.2:80"), 20),
     ] {
         let mut trace = Trace::new();
-        trace.retransmit(time, socket);
+        trace.retransmit(time, socket.clone()).retransmit(time + 10, socket);
         let row = retransmitted(trace).cause(Cause::TcpRetransmit).map_or(0, |row| row.stalled_ns);
         assert_eq!(row, lost, "{time}");
     }
+}
+
+#[test]
+fn a_loss_is_repaired_when_tcp_does_not_send_again() {
+    const S: u64 = 1_000_000_000;
+    let peer = || tcp(1, "10.0.1.1:80");
+    let lost = |times: &[u64]| {
+        let mut trace = Trace::with_window(0, 100 * S);
+        for time in times {
+            trace.retransmit(*time, peer());
+        }
+        let analysis = trace.wait(wait(Call::Write, S, 99 * S, vec![peer()])).analyse();
+        let row = |cause| analysis.cause(cause).map_or(0, |row| row.stalled_ns);
+        let socket = &analysis.report.sockets[0];
+        assert_eq!((socket.waits, socket.stalled_ns, socket.duration.count), (1, 98 * S, 1));
+        assert_eq!(row(Cause::SockSend) + row(Cause::TcpRetransmit), 98 * S);
+        row(Cause::TcpRetransmit)
+    };
+    // One lost segment, also with the ones behind it; time-outs, each twice the one before; a loss that lasts on.
+    assert_eq!(lost(&[2 * S]), 0);
+    assert_eq!(lost(&[2 * S, 2 * S + 5, 2 * S + 10]), 20);
+    assert_eq!(lost(&[2 * S, 3 * S, 5 * S, 9 * S]), 7 * S + 8 * S);
+    assert_eq!(lost(&[36 * S, 37 * S, 39 * S, 43 * S, 51 * S, 67 * S]), 63 * S);
+    // Two losses of their own: the longer one counts.
+    assert_eq!(lost(&[2 * S, 2 * S + 5, 50 * S, 51 * S]), 3 * S);
 }
 
 #[test]

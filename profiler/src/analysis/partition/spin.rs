@@ -66,8 +66,9 @@ fn total(spans: &[Interval]) -> u64 {
 /// Cuts a slot's wait where its cause changes.
 fn by_cause(wait: u32, slot: &Slot, span: Interval, shares: &mut Vec<Share>) {
     let connected_ns = slot.connected_ns.clamp(span.start_ns, span.end_ns);
-    let retransmit_ns = slot.retransmit_ns.clamp(connected_ns, span.end_ns);
-    let cuts = [span.start_ns, connected_ns, retransmit_ns, span.end_ns];
+    let lost_ns = slot.retransmit.start_ns.clamp(connected_ns, span.end_ns);
+    let repaired_ns = slot.retransmit.end_ns.clamp(lost_ns, span.end_ns);
+    let cuts = [span.start_ns, connected_ns, lost_ns, repaired_ns, span.end_ns];
     for pair in cuts.windows(2) {
         let &[start_ns, end_ns] = pair else { continue };
         if start_ns < end_ns {

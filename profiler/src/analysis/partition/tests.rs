@@ -143,6 +143,7 @@ fn spins_that_follow_each_other_are_their_own() {
 fn a_retransmission_cuts_only_the_share_of_its_socket() {
     let analysis = Trace::new()
         .retransmit(1300, tcp(1, "10.0.1.1:80"))
+        .retransmit(1350, tcp(1, "10.0.1.1:80"))
         .wait(wait(Call::Poll, 1100, 1400, vec![peer(1), peer(2)]))
         .analyse();
     assert_eq!(of_peer(&analysis, 1), [(1100, 1300, 100), (1300, 1400, 50)]);

@@ -136,7 +136,7 @@ pub fn send(arguments: &Arguments) {
     let start = monotonic_ns();
     let sent = stall_outer_send(fd, &bytes);
     let ns = monotonic_ns() - start;
-    done(&format!("ns={ns} sent={sent}"));
+    done(&format!("ns={ns} sent={sent} start={start}"));
 }
 
 #[inline(never)]
