@@ -1,12 +1,43 @@
 //! `stallscope demo`: the workload is recorded and the results say what it does.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use stallscope::demo::workload::{DEAD_NAME, LATENESS, SLOW_NAME};
 use stallscope::demo::{SLOW_ANSWER, monotonic_ns};
 use stallscope_tests::recorder::stallscope_binary;
 use stallscope_tests::{assert_close, assert_close_to, finding, report, require_root, rows, sum};
+
+/// The three culprits, and notes about what follows from them.
+#[track_caller]
+fn assert_findings(report: &Value) {
+    let all = report["findings"].as_array().unwrap();
+    let named = |finding: &Value| {
+        let (proof, text) = (&finding["proof"], |value: &Value| value.as_str().unwrap_or("").to_owned());
+        let whom =
+            if proof["server"].is_null() { text(&proof["far_end"]["comm"]) } else { text(&proof["server"]) };
+        (text(&finding["severity"]), text(&finding["id"]), whom)
+    };
+    let found: BTreeSet<(String, String, String)> = all.iter().map(named).collect();
+    let expected = |severity: &str, id: &str, whom: &str| (severity.into(), id.into(), whom.into());
+    let wanted: BTreeSet<(String, String, String)> = [
+        expected("critical", "dns.resolver_unreachable", "10.77.0.53:53"),
+        expected("warning", "dns.slow", "10.77.0.54:53"),
+        expected("warning", "net.slow_peer", "rank3"),
+        // Ranks 1 and 2 wait for the root, which waits for rank 3.
+        expected("info", "net.slow_peer", "rank0"),
+        expected("info", "dns.retry_ladder", "10.77.0.53:53"),
+    ]
+    .into();
+    // Whether a lookup is open for long enough when the recording stops is chance.
+    let waiting = expected("info", "dns.still_waiting", "10.77.0.53:53");
+    let found: BTreeSet<_> = found.into_iter().filter(|finding| *finding != waiting).collect();
+    assert_eq!(found, wanted, "{all:#?}");
+    let late = all.iter().find(|finding| finding["proof"]["far_end"]["comm"] == "rank3").unwrap();
+    assert!(late["proof"]["peer"].as_str().unwrap().starts_with("10.77.0.4:"), "{late:#}");
+    assert!(late["summary"].as_str().unwrap().contains("it sends late"), "{late:#}");
+}
 
 #[test]
 fn the_demo_leaves_a_picture_a_report_and_a_trace() {
@@ -42,6 +73,13 @@ fn the_demo_leaves_a_picture_a_report_and_a_trace() {
     let answer = u64::try_from(SLOW_ANSWER.as_nanos()).unwrap();
     assert_close("slow answers", sum(&slow, "latency.p50_ns"), answer);
     finding(&report, "dns.slow");
+    assert_findings(&report);
+    // What a reader sees first.
+    let first: Vec<&str> = text.lines().take(50).collect();
+    for culprit in ["10.77.0.53:53 never answered", "10.77.0.54:53 answers late", "That is rank3"] {
+        assert!(first.iter().any(|line| line.contains(culprit)), "{culprit} in {text}");
+    }
+    assert!(picture.contains(&format!("[dns.resolve] 10.77.0.53:53 {DEAD_NAME} A+AAAA no answer")));
 
     // The root waits for the late rank, and for no other.
     let root = rows(&report, "threads", &[("name", json!("rank0"))])[0];

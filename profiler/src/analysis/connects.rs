@@ -106,7 +106,34 @@ impl Connects {
                 connects.join_wait(model, track, wait);
             }
         }
+        connects.complete_own_addresses(model);
         connects
+    }
+
+    /// The kernel tells of a handshake before the socket has its port: later looks at the socket have it.
+    fn complete_own_addresses(&mut self, model: &Model) {
+        let is_complete = |local: Option<SocketAddr>| local.is_some_and(|local| local.port() != 0);
+        let wanted: BTreeSet<u64> = self
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.ino != 0 && !is_complete(attempt.local))
+            .map(|attempt| attempt.ino)
+            .collect();
+        let samples = model.samples.iter().map(|sample| &sample.socket);
+        let sockets = samples.chain(model.retransmits.iter().map(|retransmit| &retransmit.socket));
+        let mut seen: BTreeMap<(u64, SocketAddr), SocketAddr> = BTreeMap::new();
+        for socket in sockets.filter(|socket| wanted.contains(&socket.ino)) {
+            if let Ends::Inet { local, peer } = &socket.ends
+                && let (Some(local), Some(peer)) = (known_peer(*local), known_peer(*peer))
+            {
+                seen.entry((socket.ino, peer)).or_insert(local);
+            }
+        }
+        for attempt in self.attempts.iter_mut().filter(|attempt| !is_complete(attempt.local)) {
+            let peer = model.names.name(attempt.peer).parse().ok();
+            let local = peer.and_then(|peer| seen.get(&(attempt.ino, peer)));
+            attempt.local = local.copied().or(attempt.local);
+        }
     }
 
     fn add(&mut self, attempt: Attempt) {
@@ -180,7 +207,10 @@ impl Connects {
             row.span_ns = span.end_ns.min(model.window.end_ns).saturating_sub(span.start_ns);
             handshakes.extend(attempt.handshake_ns);
             if let Some(local) = attempt.local.filter(|_| row.local.is_empty()) {
-                row.local = local.to_string();
+                row.local = match local.port() {
+                    0 => local.ip().to_string(),
+                    _ => local.to_string(),
+                };
             }
         }
         for (track, partition) in model.threads.iter().zip(partitions) {
@@ -233,7 +263,7 @@ fn of_handshake(model: &Model, handshake: &Handshake) -> Option<Attempt> {
         (error, _) => Outcome::Errno(error.saturating_abs()),
     };
     let local = match &handshake.socket.ends {
-        Ends::Inet { local, .. } => known_peer(*local).map(plain_address),
+        Ends::Inet { local, .. } => Some(plain_address(*local)).filter(|local| !local.ip().is_unspecified()),
         _ => None,
     };
     let handshake_ns = (!in_flight).then(|| handshake.end_ns.saturating_sub(handshake.start_ns));

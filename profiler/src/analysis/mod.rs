@@ -15,6 +15,7 @@ pub mod context;
 pub mod distribution;
 pub mod dns;
 pub mod dns_wait;
+pub mod far_end;
 pub mod findings;
 pub mod hops;
 pub mod partition;
@@ -86,7 +87,9 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
     };
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
-    report.findings = findings::find(&report, &dns, &options.thresholds);
+    let far_ends = far_end::FarEnds::new(&model);
+    let surroundings = findings::Surroundings { environment: &model.environment, far_ends: &far_ends };
+    report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 
     Analysis {
         report,

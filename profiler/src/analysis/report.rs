@@ -209,7 +209,8 @@ pub struct ConnectRow {
     pub tid: u32,
     /// SYN to outcome (an addition to the contract).
     pub handshake: Distribution,
-    /// The connecting socket's own address (an addition to the contract), empty where unknown.
+    /// The connecting socket's own address (an addition to the contract), without a port where that is not known,
+    /// empty where nothing is.
     pub local: String,
     /// From the start of the first attempt to the end of the last, or of the recording: the age of the oldest
     /// attempt where the result is `in_flight` (an addition to the contract).

@@ -18,6 +18,9 @@ pub enum Action {
     Never,
     /// The first `count` queries of this name and type get no answer, the others one at once.
     DropFirst { count: usize },
+    /// The first `count` queries of this name and type are told that there is no such name, the others get an
+    /// answer, each at once: a service that is not registered yet.
+    NxdomainFirst { count: usize },
     /// Over UDP an empty truncated answer at once; over TCP the whole one, cut into `segments` pieces
     /// with `gap` between them.
     TruncateThenTcp { segments: usize, gap: Duration },
@@ -104,13 +107,17 @@ pub(super) fn replies(request: &Message, action: Action, earlier: usize, over_tc
     match action {
         Action::Answer { delay } => vec![at(delay, &answer(request))],
         Action::Code { code, delay } => {
-            let mut message = response(request);
-            message.metadata.response_code = ResponseCode::from(0, u8::try_from(code & 0xf).unwrap_or(0));
-            vec![at(delay, &message)]
+            let code = ResponseCode::from(0, u8::try_from(code & 0xf).unwrap_or(0));
+            vec![at(delay, &without_records(request, code))]
         }
         Action::Never => Vec::new(),
         Action::DropFirst { count } if earlier < count => Vec::new(),
-        Action::DropFirst { .. } => vec![at(Duration::ZERO, &answer(request))],
+        Action::NxdomainFirst { count } if earlier < count => {
+            vec![at(Duration::ZERO, &without_records(request, ResponseCode::NXDomain))]
+        }
+        Action::DropFirst { .. } | Action::NxdomainFirst { .. } => {
+            vec![at(Duration::ZERO, &answer(request))]
+        }
         Action::TruncateThenTcp { segments, gap } if over_tcp => {
             vec![Reply { segments, gap, ..at(Duration::ZERO, &answer(request)) }]
         }
@@ -140,6 +147,12 @@ fn response(request: &Message) -> Message {
     message.metadata.recursion_desired = request.metadata.recursion_desired;
     message.metadata.recursion_available = true;
     message.queries.clone_from(&request.queries);
+    message
+}
+
+fn without_records(request: &Message, code: ResponseCode) -> Message {
+    let mut message = response(request);
+    message.metadata.response_code = code;
     message
 }
 
@@ -245,5 +258,17 @@ mod tests {
         let action = Action::DropFirst { count: 1 };
         assert!(replies(&asked, action, 0, false).is_empty());
         assert_eq!(replies(&asked, action, 1, false).len(), 1);
+    }
+
+    #[test]
+    fn a_name_that_is_registered_later_does_not_exist_at_first() {
+        let asked = request("a.test.", RecordType::A);
+        let action = Action::NxdomainFirst { count: 2 };
+        let code = |earlier| {
+            let message = decoded(&replies(&asked, action, earlier, false)[0]);
+            (message.metadata.response_code, message.answers.len())
+        };
+        assert_eq!((code(0), code(1)), ((ResponseCode::NXDomain, 0), (ResponseCode::NXDomain, 0)));
+        assert_eq!(code(2), (ResponseCode::NoError, 1));
     }
 }

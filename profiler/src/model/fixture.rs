@@ -192,6 +192,21 @@ pub fn query(time_ns: u64, socket: Socket) -> Record {
     })
 }
 
+/// A look at the socket of a process, with its own address.
+///
+/// # Panics
+/// When `local` is no address with a port.
+pub fn sample_of(pid: u32, local: &str, socket: Socket) -> SocketSample {
+    let ends = match socket.ends {
+        Ends::Inet { peer, .. } => Ends::Inet { local: local.parse().unwrap(), peer },
+        other => other,
+    };
+    match sample(0, 0, 0, true, Socket { ends, ..socket }) {
+        Record::Socket(sample) => SocketSample { pid, ..sample },
+        _ => unreachable!("a sample is one"),
+    }
+}
+
 pub fn sample(time_ns: u64, rtt_ns: u64, bytes: u64, at_start: bool, socket: Socket) -> Record {
     Record::Socket(SocketSample {
         time_ns,

@@ -1,7 +1,9 @@
 use profiler_common::Call;
 
 use crate::analysis::Analysis;
-use crate::model::fixture::{Trace, connecting, in_flight, readable, shake, tcp, udp, unix, wait, writable};
+use crate::model::fixture::{
+    Trace, connecting, in_flight, readable, sample_of, shake, tcp, udp, unix, wait, writable,
+};
 use crate::trace::record::{Handshake, Socket, Wait, WaitFlags};
 
 const PEER: &str = "10.0.1.1:80";
@@ -33,6 +35,20 @@ fn a_blocking_connect_and_its_handshake_are_one_attempt() {
     assert_eq!((row.syn_retransmits, row.handshake.max_ns), (2, 189));
     assert_eq!((row.family.as_str(), row.local.as_str()), ("inet", "10.0.0.1:40000"));
     assert_eq!((row.pid, row.tid, row.began_earlier), (100, 100, false));
+}
+
+#[test]
+fn the_own_port_comes_from_a_later_look_at_the_socket() {
+    let with_local = |ino, local: &str| sample_of(100, local, Socket { state: 2, ..tcp(ino, PEER) }).socket;
+    let hanging = |ino| Handshake { in_flight: true, ..shake(1100, 2000, 0, with_local(ino, "10.0.0.1:0")) };
+    let local = |trace: &mut Trace| trace.analyse().report.connects[0].local.clone();
+    let mut trace = Trace::new();
+    trace.handshake(hanging(1));
+    assert_eq!(local(&mut trace), "10.0.0.1", "a port that is not known is not shown");
+    trace.retransmit(1300, with_local(2, "10.0.0.1:5002"));
+    assert_eq!(local(&mut trace), "10.0.0.1", "of another socket");
+    trace.retransmit(1400, with_local(1, "10.0.0.1:5001"));
+    assert_eq!(local(&mut trace), "10.0.0.1:5001");
 }
 
 #[test]

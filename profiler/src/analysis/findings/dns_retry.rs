@@ -155,7 +155,7 @@ fn finding_of(scene: &Scene<'_>, server: &str, ladder: &Ladder<'_>) -> Option<Fi
         "names": some(&ladder.names),
         "apis": some(&ladder.apis),
         "pids": some(&ladder.pids),
-        "resolv_conf": resolver::configurations(scene),
+        "resolv_conf": resolver::configurations(scene, &ladder.pids),
     });
     Some(finding("dns.retry_ladder", severity, Cause::DnsResolve, ladder.stalled_ns, summary, proof, &advice))
 }

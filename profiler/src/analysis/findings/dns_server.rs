@@ -12,6 +12,8 @@ use crate::analysis::report::{Distribution, Finding, Severity};
 use crate::model::cause::Cause;
 use crate::model::dns::query::Outcome;
 
+const UNREACHABLE: &str = "dns.resolver_unreachable";
+
 /// Everything that was asked of one server over UDP and TCP.
 #[derive(Default)]
 struct Server<'a> {
@@ -50,6 +52,19 @@ pub(super) fn has_failed(lookup: &Lookup) -> bool {
     !lookup.in_flight && !lookup.asked.iter().any(success)
 }
 
+/// Latency and stalled time that the server is to answer for. Of a question that was sent again on the same socket, what
+/// came before is the loss of a message, and `dns.retry_ladder`.
+fn since_last_sending(asked: &Asked) -> (Option<u64>, u64) {
+    let again = || asked.closed_ns?.checked_sub(*asked.sends.get(1..)?.last()?);
+    match (asked.latency_ns, again()) {
+        (Some(whole), Some(last)) if last < whole => {
+            let part = u128::from(asked.stalled_ns) * u128::from(last) / u128::from(whole);
+            (Some(last), u64::try_from(part).unwrap_or(asked.stalled_ns))
+        }
+        (latency, _) => (latency, asked.stalled_ns),
+    }
+}
+
 fn by_server<'a>(scene: &Scene<'a>) -> BTreeMap<&'a str, Server<'a>> {
     let mut servers: BTreeMap<&str, Server<'a>> = BTreeMap::new();
     for lookup in &scene.dns.lookups {
@@ -83,8 +98,9 @@ impl<'a> Server<'a> {
         match asked.outcome {
             Outcome::Answered { .. } => {
                 self.answers += 1;
-                self.stalled_for_answers_ns += asked.stalled_ns;
-                self.latencies.extend(asked.latency_ns);
+                let (latency_ns, stalled_ns) = since_last_sending(asked);
+                self.stalled_for_answers_ns += stalled_ns;
+                self.latencies.extend(latency_ns);
             }
             Outcome::Refused { errno } => {
                 self.attempts += sends;
@@ -203,7 +219,7 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         advice.extend(resolver::revive(pid, ip));
     }
     advice.push(resolver::meanwhile(scene, name));
-    let named = ip_of(name).is_some_and(|ip| resolver::nameservers(scene).contains(&ip));
+    let named = ip_of(name).is_some_and(|ip| resolver::nameservers(scene, &server.pids).contains(&ip));
     let proof = json!({
         "server": name,
         "transports": some(&server.transports),
@@ -221,10 +237,31 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         "pids": some(&server.pids),
         "began_earlier": server.began_earlier,
         "in_resolv_conf": named,
-        "resolv_conf": resolver::configurations(scene),
+        "resolv_conf": resolver::configurations(scene, &server.pids),
     });
-    let id = "dns.resolver_unreachable";
-    Some(finding(id, severity, Cause::DnsResolve, server.stalled_ns, summary, proof, &advice))
+    Some(finding(UNREACHABLE, severity, Cause::DnsResolve, server.stalled_ns, summary, proof, &advice))
+}
+
+/// What else follows from a server that answers nothing stays as a fact, behind the finding that names the cause.
+pub(super) fn subsume(findings: &mut [Finding]) {
+    let of = |finding: &Finding| {
+        finding.proof.get("server").and_then(|server| server.as_str()).map(str::to_string)
+    };
+    let unreachable = findings.iter().filter(|finding| finding.id == UNREACHABLE);
+    let servers: BTreeSet<String> = unreachable.filter_map(of).collect();
+    for finding in findings.iter_mut() {
+        let follows = match finding.id.as_str() {
+            "dns.retry_ladder" => {
+                "The steps are those of `options timeout:… attempts:…` in /etc/resolv.conf: smaller values shorten each failure, but only a server that answers ends them."
+            }
+            "dns.still_waiting" => "It waits for the same server.",
+            _ => continue,
+        };
+        if let Some(server) = of(finding).filter(|server| servers.contains(server)) {
+            finding.severity = Severity::Info;
+            finding.advice = format!("See {UNREACHABLE} for {server}. {follows}");
+        }
+    }
 }
 
 /// A server that answers, but late, or so often that it adds up.
@@ -287,7 +324,7 @@ fn slow_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Option<Fin
         "stalled_ns": stalled_ns,
         "names": some(&server.names),
         "pids": some(&server.pids),
-        "resolv_conf": resolver::configurations(scene),
+        "resolv_conf": resolver::configurations(scene, &server.pids),
     });
     Some(finding("dns.slow", severity, Cause::DnsResolve, stalled_ns, summary, proof, &advice))
 }

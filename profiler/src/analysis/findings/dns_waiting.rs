@@ -96,7 +96,7 @@ fn finding_of(scene: &Scene<'_>, server: &str, waiting: &Waiting<'_>) -> Finding
         "apis": some(&waiting.apis),
         "pids": some(&pids),
         "tids": threads,
-        "resolv_conf": resolver::configurations(scene),
+        "resolv_conf": resolver::configurations(scene, &pids),
     });
     let stalled_ns = waiting.stalled_ns;
     finding("dns.still_waiting", severity, Cause::DnsResolve, stalled_ns, summary, proof, &advice)

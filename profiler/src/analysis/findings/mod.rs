@@ -7,14 +7,18 @@
 use serde_json::{Map, Value};
 
 use super::dns::DnsAnalysis;
+use super::far_end::FarEnds;
 use super::report::{Finding, Report, Severity};
 use crate::model::cause::Cause;
+use crate::trace::record::Environment;
 
 mod dns_failure;
 mod dns_retry;
 mod dns_reverse;
 mod dns_server;
 mod dns_waiting;
+mod far_side;
+mod interface;
 mod net;
 mod resolver;
 mod tcp;
@@ -25,9 +29,22 @@ pub mod thresholds;
 
 pub use thresholds::Thresholds;
 
+/// What is known besides the tables of the report.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// With the process that each entry is of, which the report's table leaves out.
+    pub environment: &'a [Environment],
+    pub far_ends: &'a FarEnds,
+}
+
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
-pub fn find(report: &Report, dns: &DnsAnalysis, thresholds: &Thresholds) -> Vec<Finding> {
-    let scene = Scene { report, dns, thresholds };
+pub fn find(
+    report: &Report,
+    dns: &DnsAnalysis,
+    surroundings: Surroundings<'_>,
+    thresholds: &Thresholds,
+) -> Vec<Finding> {
+    let scene = Scene { report, dns, surroundings, thresholds };
     let mut findings = Vec::new();
     findings.extend(dns_server::unreachable(&scene));
     findings.extend(dns_server::slow(&scene));
@@ -38,6 +55,7 @@ pub fn find(report: &Report, dns: &DnsAnalysis, thresholds: &Thresholds) -> Vec<
     findings.extend(dns_waiting::still_waiting(&scene));
     findings.extend(tcp::find(&scene));
     findings.extend(net::find(&scene));
+    dns_server::subsume(&mut findings);
     findings.sort_by(|a, b| {
         let order = |finding: &Finding| (finding.severity, std::cmp::Reverse(finding.stalled_ns));
         order(a).cmp(&order(b)).then_with(|| (&a.id, &a.summary).cmp(&(&b.id, &b.summary)))
@@ -49,6 +67,7 @@ pub fn find(report: &Report, dns: &DnsAnalysis, thresholds: &Thresholds) -> Vec<
 struct Scene<'a> {
     report: &'a Report,
     dns: &'a DnsAnalysis,
+    surroundings: Surroundings<'a>,
     thresholds: &'a Thresholds,
 }
 

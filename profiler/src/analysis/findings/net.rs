@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde_json::json;
 
+use super::far_side::FarSide;
 use super::text::{ip_of, list, time};
 use super::{Scene, Weight, finding, nanos};
 use crate::analysis::report::{Finding, HopRow, Severity};
@@ -109,45 +110,76 @@ fn stands_out(
     (large && leads).then(|| (worst.clone(), next_ns, ordered.len()))
 }
 
+/// `rank1, rank2 (pid 7, 8) wait`.
+fn who_waits(scene: &Scene<'_>, threads: &[(u32, u32)]) -> String {
+    let rows = scene.report.threads.iter().filter(|row| threads.contains(&(row.pid, row.tid)));
+    let names: BTreeSet<&str> = rows.map(|row| row.name.as_str()).filter(|name| !name.is_empty()).collect();
+    let pids: BTreeSet<u32> = threads.iter().map(|(pid, _)| *pid).collect();
+    let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+    let many = threads.len() > 1;
+    let who = match (names.is_empty(), many) {
+        (false, _) => list(names),
+        (true, false) => "one thread".to_string(),
+        (true, true) => format!("{} threads", threads.len()),
+    };
+    let pids = list(pids.iter().map(String::as_str));
+    format!("{who} (pid {pids}) {}", if many { "wait" } else { "waits" })
+}
+
+/// The other end, if it is the same recorded process for all threads.
+fn far_side<'a>(scene: &Scene<'a>, peer: &str, slow: &SlowPeer) -> Option<FarSide<'a>> {
+    let (pid, _) = slow.threads.first()?;
+    let ends = &scene.surroundings.far_ends;
+    let end = |pid: u32| ends.get(pid, peer).map(|end| end.pid);
+    let same = slow.threads.iter().all(|(other, _)| end(*other) == end(*pid));
+    let each = slow.stalled_ns / slow.threads.len().max(1) as u64;
+    FarSide::of(scene, *pid, peer, each).filter(|_| same)
+}
+
 /// From this side a late sender and a slow wire look the same, and with a single peer there is nothing to
-/// compare with: the finding says no more than that.
+/// compare with: the finding says no more than that, unless the peer is in the recording too.
 fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
     let compared = slow.peers > 1;
+    let far = far_side(scene, peer, slow);
     let mut summary = format!(
-        "{} waits for data from {peer}: {} of {}",
-        if slow.threads.len() == 1 {
-            "one thread".to_string()
-        } else {
-            format!("{} threads", slow.threads.len())
-        },
+        "{} for data from {peer}: {} of {}",
+        who_waits(scene, &slow.threads),
         time(slow.stalled_ns),
         time(slow.wall_ns)
     );
     if compared {
         let _ = write!(summary, ", at most {} for any other peer", time(slow.next_ns));
     } else {
-        summary.push_str(", its only peer (nothing to compare with; it may have nothing to say)");
+        summary.push_str(", the only peer");
+        if far.is_none() {
+            summary.push_str(" (nothing to compare with; it may have nothing to say)");
+        }
     }
     if slow.in_flight > 0 {
         summary.push_str("; still waiting when the recording stopped");
     }
-    summary.push_str(". Whether it sends late or the way is slow cannot be told from this side");
-    let severity = if compared {
+    match &far {
+        Some(far) => summary.push_str(&far.describe()),
+        None => summary.push_str(". Whether it sends late or the way is slow cannot be told from this side"),
+    }
+    let severity = if far.as_ref().map_or(compared, |far| compared || far.is_late()) {
         scene.severity(Weight { lost_ns: slow.stalled_ns, ..Weight::default() })
     } else {
         Severity::Info
     };
     let ip = ip_of(peer).map_or_else(|| peer.to_string(), |ip| ip.to_string());
     let pid = slow.threads.first().map_or(0, |(pid, _)| *pid);
-    let advice = [
+    let beyond = [
         format!("on {ip}: stallscope record --pid PID -d 10s -o peer.stall    # what does it wait for, or is it busy?"),
         format!("nsenter -t {pid} -n ss -tnpi dst {ip}    # rtt, retrans, Recv-Q 0 and a growing lastrcv: the peer sends nothing"),
         "If the peer is idle or waits itself, follow the chain to the rank that computes, loads data or logs while others wait; if it has sent, look at the way between (tcp.retransmits, hops).".to_string(),
     ];
+    let advice = far.as_ref().map_or_else(|| beyond.to_vec(), |far| vec![far.advice()]);
     let tids: Vec<u32> = slow.threads.iter().map(|(_, tid)| *tid).take(super::text::LISTED).collect();
     let proof = json!({
         "peer": peer,
-        "evidence": "inferred",
+        "evidence": if far.is_some() { "derived" } else { "inferred" },
+        "far_end": far.as_ref().map(FarSide::proof),
         "stalled_ns": slow.stalled_ns,
         "thread_wall_ns": slow.wall_ns,
         "other_peers_ns": slow.others_ns,

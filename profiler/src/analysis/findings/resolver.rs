@@ -9,15 +9,15 @@ use super::text::in_command;
 /// Address of systemd-resolved's stub.
 const RESOLVED_STUB: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53));
 
-/// The `resolv.conf` of the target as recorded, one entry for each that differs.
-pub(super) fn configurations<'a>(scene: &Scene<'a>) -> Vec<&'a str> {
-    let rows = scene.report.environment.iter();
-    rows.filter(|row| row.what == "resolv.conf").map(|row| row.value.as_str()).collect()
+/// The `resolv.conf` of these processes as recorded, one entry for each that differs.
+pub(super) fn configurations<'a>(scene: &Scene<'a>, pids: &BTreeSet<u32>) -> BTreeSet<&'a str> {
+    let rows = scene.surroundings.environment.iter().filter(|row| row.what == "resolv.conf");
+    rows.filter(|row| row.pid == 0 || pids.contains(&row.pid)).map(|row| row.value.as_str()).collect()
 }
 
-/// Servers that the target's `resolv.conf` names.
-pub(super) fn nameservers(scene: &Scene<'_>) -> BTreeSet<IpAddr> {
-    let entries = configurations(scene).into_iter().flat_map(|text| text.split([';', '\n']));
+/// Servers that the `resolv.conf` of these processes names.
+pub(super) fn nameservers(scene: &Scene<'_>, pids: &BTreeSet<u32>) -> BTreeSet<IpAddr> {
+    let entries = configurations(scene, pids).into_iter().flat_map(|text| text.split([';', '\n']));
     entries
         .filter_map(|entry| entry.trim().strip_prefix("nameserver "))
         .filter_map(|rest| rest.split_whitespace().next()?.split('%').next()?.parse().ok())

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::json;
 
 use super::text::{count, ip_of, list, some, time};
-use super::{Scene, Weight, finding, nanos};
+use super::{Scene, Weight, finding, interface, nanos};
 use crate::analysis::report::{ConnectRow, Finding};
 use crate::model::cause::Cause;
 
@@ -109,10 +109,22 @@ impl<'a> Peer<'a> {
         self.pids.first().copied().unwrap_or(0)
     }
 
-    /// ` (own address 10.0.0.1:4000, pid 12)`.
-    fn context(&self) -> String {
+    /// The interfaces of the own addresses.
+    fn interfaces<'s>(&self, scene: &Scene<'s>) -> BTreeSet<&'s str> {
+        let addresses = self.locals.iter().filter_map(|local| ip_of(local));
+        addresses.filter_map(|address| interface::of_address(scene, address, &self.pids)).collect()
+    }
+
+    /// ` (own address 10.0.0.1:4000 on eth0, pid 12)`.
+    fn context(&self, scene: &Scene<'_>) -> String {
         let from = match self.locals.first() {
-            Some(local) => format!("own address {local}, "),
+            Some(local) => {
+                let address = ip_of(local);
+                match address.and_then(|address| interface::of_address(scene, address, &self.pids)) {
+                    Some(interface) => format!("own address {local} on {interface}, "),
+                    None => format!("own address {local}, "),
+                }
+            }
             None => String::new(),
         };
         let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
@@ -158,7 +170,8 @@ fn unreachable(scene: &Scene<'_>, name: &str, peer: &Peer<'_>) -> Option<Finding
             count(syns, "time", "times")
         )
     };
-    let summary = format!("{name} cannot be reached: {how}; {} waited{}", time(stalled_ns), peer.context());
+    let summary =
+        format!("{name} cannot be reached: {how}; {} waited{}", time(stalled_ns), peer.context(scene));
     let repeated = scene.is_repeated(peer.no_route.count, peer.no_route.span_ns);
     let lost_ns = if repeated { stalled_ns.max(peer.no_route.span_ns) } else { stalled_ns };
     let failing = hangs || failed || repeated;
@@ -166,6 +179,7 @@ fn unreachable(scene: &Scene<'_>, name: &str, peer: &Peer<'_>) -> Option<Finding
     let proof = json!({
         "peer": name,
         "local": some(&peer.locals),
+        "interfaces": peer.interfaces(scene),
         "results": some(&peer.errors),
         "attempts": attempts,
         "in_flight": peer.in_flight.count,
@@ -198,7 +212,9 @@ fn reach(scene: &Scene<'_>, name: &str, peer: &Peer<'_>) -> Vec<String> {
         lines.push(format!("nsenter -t {pid} -n ss -tnpo dst {ip}    # SYN-SENT with its timer"));
         lines.push(format!("nsenter -t {pid} -n ping -c 3 {ip}; on the peer: ss -tlnp 'sport = :{port}' and iptables -nvL / nft list ruleset    # is it up, does it listen, is there a firewall?"));
     }
-    if let Some(local) = peer.locals.first().and_then(|local| ip_of(local)) {
+    let interfaces = peer.interfaces(scene);
+    let local = peer.locals.first().and_then(|local| ip_of(local));
+    if let Some(local) = local.filter(|_| interfaces.is_empty()) {
         lines.push(format!(
             "nsenter -t {pid} -n ip -br addr | grep -wF {local}    # the interface that it goes out of"
         ));
@@ -208,7 +224,11 @@ fn reach(scene: &Scene<'_>, name: &str, peer: &Peer<'_>) -> Vec<String> {
         .chain(peer.locals.iter().filter_map(|local| ip_of(local)))
         .any(is_container_net);
     let ifname = ifname(scene);
-    if virtual_net {
+    let loopback = ip_of(name).is_some_and(|ip| ip.is_loopback());
+    let dead_end = interfaces.iter().find(|name| interface::is_local(name)).filter(|_| !loopback);
+    if let Some(dead_end) = dead_end {
+        lines.push(format!("It goes out of {dead_end}, an interface inside this host that other hosts can hardly be reached through: set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the cluster's interface, e.g. NCCL_SOCKET_IFNAME=eth0, or exclude it: NCCL_SOCKET_IFNAME=^docker,lo,veth (nsenter -t {pid} -n ip -br addr    # shows them all)."));
+    } else if virtual_net {
         lines.push("The address looks like that of a container bridge (docker0, veth), which other hosts cannot reach: set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the cluster's interface, e.g. NCCL_SOCKET_IFNAME=eth0, or exclude it: NCCL_SOCKET_IFNAME=^docker,lo,veth.".to_string());
     } else if ifname.is_empty() {
         lines.push("If this is NCCL's or Gloo's connection: NCCL_SOCKET_IFNAME was not set, so an interface was picked; set it (and GLOO_SOCKET_IFNAME) to the one that the hosts share.".to_string());
@@ -227,8 +247,8 @@ fn is_container_net(address: IpAddr) -> bool {
     }
 }
 
-fn ifname<'a>(scene: &Scene<'a>) -> Vec<&'a str> {
-    let rows = scene.report.environment.iter();
+fn ifname<'a>(scene: &Scene<'a>) -> BTreeSet<&'a str> {
+    let rows = scene.surroundings.environment.iter();
     rows.filter(|row| row.what == "NCCL_SOCKET_IFNAME").map(|row| row.value.as_str()).collect()
 }
 
@@ -255,13 +275,14 @@ fn timeout(scene: &Scene<'_>, name: &str, peer: &Peer<'_>) -> Option<Finding> {
         time(longest_ns),
         count(syns, "repeated SYN", "repeated SYNs"),
         time(stalled_ns),
-        peer.context()
+        peer.context(scene)
     );
     let span_ns = parts.iter().map(|attempts| attempts.span_ns).max().unwrap_or(0);
     let severity = scene.severity(Weight { lost_ns: stalled_ns, failing: peer.ok == 0, in_flight_ns: 0 });
     let proof = json!({
         "peer": name,
         "local": some(&peer.locals),
+        "interfaces": peer.interfaces(scene),
         "timed_out": peer.timed_out.count,
         "given_up": peer.given_up.count,
         "connected": peer.ok,
@@ -288,7 +309,7 @@ fn refused(scene: &Scene<'_>, name: &str, peer: &Peer<'_>, elsewhere: bool) -> O
     if refused.count > 1 {
         let _ = write!(summary, " in {}", time(refused.span_ns));
     }
-    summary.push_str(&peer.context());
+    summary.push_str(&peer.context(scene));
     if peer.ok > 0 {
         let _ = write!(summary, "; {} came about", count(peer.ok, "connection", "connections"));
     }
@@ -310,6 +331,7 @@ fn refused(scene: &Scene<'_>, name: &str, peer: &Peer<'_>, elsewhere: bool) -> O
     let proof = json!({
         "peer": name,
         "local": some(&peer.locals),
+        "interfaces": peer.interfaces(scene),
         "refused": refused.count,
         "connected": peer.ok,
         "per_second": per_second,

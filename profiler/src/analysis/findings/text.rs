@@ -40,9 +40,9 @@ pub(super) fn some<T: Clone>(items: &BTreeSet<T>) -> Vec<T> {
     items.iter().take(LISTED).cloned().collect()
 }
 
-/// `addr` of `addr:port`.
+/// `addr` of `addr:port`, or of `addr` alone.
 pub(super) fn ip_of(peer: &str) -> Option<IpAddr> {
-    peer.parse::<SocketAddr>().ok().map(|address| address.ip())
+    peer.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| peer.parse()).ok()
 }
 
 /// A name that can stand in a command as it is; anything else (names come from packets) is a placeholder.

@@ -60,8 +60,26 @@ fn entry(key: &str, value: &Value, depth: usize) -> String {
         (Some(_), Some(ns)) => {
             format!("{} {}", name.strip_suffix(" ns").unwrap_or(&name), duration(ns))
         }
+        // Names, however they look.
+        _ if matches!(key, "pid" | "pids" | "tid" | "tids") => format!("{name} {}", plain(value)),
         _ => format!("{name} {}", text(value, depth)),
     }
+}
+
+/// Process and thread ids without separators.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Number(number) => number.to_string(),
+        Value::Array(items) => {
+            let parts = items.iter().take(LONGEST).map(text_of_id);
+            format!("[{}]", join(parts.collect(), items.len()))
+        }
+        other => text(other, 1),
+    }
+}
+
+fn text_of_id(value: &Value) -> String {
+    if value.is_number() { value.to_string() } else { text(value, 0) }
 }
 
 fn text(value: &Value, depth: usize) -> String {
@@ -100,6 +118,7 @@ mod tests {
     fn proofs_are_written_with_units() {
         let value = json!({"age_ns": 9_990_000_000_u64, "attempts": 1234, "refused": false, "ratio": 0.25});
         assert_eq!(proof(&value), "age 9.99 s, attempts 1,234, ratio 0.25, refused no");
+        assert_eq!(proof(&json!({"pids": [16327, 16328], "tid": 16327})), "pids [16327, 16328], tid 16327");
         assert_eq!(proof(&json!({"code": null, "steps_ns": [1, 2]})), "code unknown, steps ns [1, 2]");
     }
 

@@ -45,6 +45,10 @@ fn a_server_that_never_answers_is_named_with_its_stall_and_its_ladder() {
     assert_eq!(strings(ladder, "unanswered_types"), ["A", "AAAA"]);
     let waiting = get(&findings, "dns.still_waiting");
     assert_eq!((number(waiting, "age_ns"), number(waiting, "in_flight")), (8 * SEC, 1));
+    for follows in [ladder, waiting] {
+        assert_eq!(follows.severity, Severity::Info, "the server is to blame once");
+        assert!(follows.advice.starts_with("See dns.resolver_unreachable for 127.0.0.53:53."));
+    }
 }
 
 #[test]
@@ -108,6 +112,26 @@ fn refusals_in_milliseconds_for_ten_seconds_are_critical() {
 }
 
 #[test]
+fn one_refused_lookup_is_enough_and_refusals_that_were_not_sent_are_told() {
+    let mut script = Script::new(10 * SEC);
+    script.call(0, Api::Getaddrinfo, "node01");
+    script.send(0, 1, "node01.", A);
+    script.receive_error(MS, libc::ECONNREFUSED);
+    let findings = of_script(&script);
+    assert_eq!(ids(&findings), ["dns.resolver_unreachable"]);
+    assert_eq!(get(&findings, "dns.resolver_unreachable").severity, Severity::Warning, "every lookup failed");
+
+    script.call(SEC, Api::Getaddrinfo, "node01");
+    script.socket(7001);
+    script.send(SEC, 2, "node01.", A);
+    script.wait(SEC, 6 * SEC);
+    let findings = of_script(&script);
+    let refused = get(&findings, "dns.resolver_unreachable");
+    assert_eq!((number(refused, "refused"), number(refused, "unanswered")), (1, 1));
+    assert!(refused.summary.contains("1 refusal and 1 query without any answer"), "{}", refused.summary);
+}
+
+#[test]
 fn a_refusing_server_with_a_working_one_behind_it_is_no_finding() {
     let mut script = Script::new(10 * SEC);
     for round in 0..100 {
@@ -123,6 +147,18 @@ fn a_refusing_server_with_a_working_one_behind_it_is_no_finding() {
         script.receive(at + 2 * MS, round as u16, "node01.", A, NoError);
     }
     assert_eq!(ids(&of_script(&script)), Vec::<&str>::new());
+}
+
+#[test]
+fn a_quick_answer_to_a_question_that_was_sent_again_is_not_late() {
+    let mut script = Script::new(10 * SEC);
+    script.call(0, Api::Getaddrinfo, "node01");
+    script.send(0, 1, "node01.", AAAA);
+    script.wait(0, 5 * SEC);
+    script.send(5 * SEC, 1, "node01.", AAAA);
+    script.wait(5 * SEC, 5 * SEC + MS);
+    script.receive(5 * SEC + MS, 1, "node01.", AAAA, NoError);
+    assert_eq!(ids(&of_script(&script)), ["dns.retry_ladder"], "a message was lost");
 }
 
 #[test]

@@ -2,10 +2,12 @@
 
 use serde_json::Value;
 
-use super::{Thresholds, find};
+use super::{Surroundings, Thresholds, find};
 use crate::analysis::dns::DnsAnalysis;
 use crate::analysis::dns::tests::script::Script;
-use crate::analysis::report::{EnvironmentRow, Finding, Report, TargetRow};
+use crate::analysis::far_end::FarEnds;
+use crate::analysis::report::{Finding, Report, TargetRow};
+use crate::trace::record::Environment;
 
 mod dns;
 mod dns_failure;
@@ -17,19 +19,37 @@ fn report(duration_ns: u64) -> Report {
 }
 
 fn of_report(report: &Report) -> Vec<Finding> {
-    check(find(report, &DnsAnalysis::default(), &Thresholds::default()))
+    with_environment(report, &[])
+}
+
+/// Environment as `(what, value)` of process 100.
+fn with_environment(report: &Report, environment: &[(&str, &str)]) -> Vec<Finding> {
+    found(report, &DnsAnalysis::default(), environment, &FarEnds::default())
+}
+
+fn found(
+    report: &Report,
+    dns: &DnsAnalysis,
+    environment: &[(&str, &str)],
+    far_ends: &FarEnds,
+) -> Vec<Finding> {
+    let entry = |(what, value): &(&str, &str)| Environment {
+        what: (*what).to_string(),
+        value: (*value).to_string(),
+        pid: 100,
+    };
+    let environment: Vec<Environment> = environment.iter().map(entry).collect();
+    let surroundings = Surroundings { environment: &environment, far_ends };
+    check(find(report, dns, surroundings, &Thresholds::default()))
 }
 
 fn of_script(script: &Script) -> Vec<Finding> {
     let dns = script.play();
     let mut report = report(script.window.end_ns - script.window.start_ns);
     report.dns.clone_from(&dns.rows);
-    report.environment.push(EnvironmentRow {
-        what: "resolv.conf".to_string(),
-        value: "nameserver 10.0.0.53; nameserver 10.0.0.54; search example; timeout 5s; attempts 2; ndots 1"
-            .to_string(),
-    });
-    check(find(&report, &dns, &Thresholds::default()))
+    let resolv_conf =
+        "nameserver 10.0.0.53; nameserver 10.0.0.54; search example; timeout 5s; attempts 2; ndots 1";
+    found(&report, &dns, &[("resolv.conf", resolv_conf)], &FarEnds::default())
 }
 
 /// What holds for every finding.

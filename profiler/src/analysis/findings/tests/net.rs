@@ -1,6 +1,11 @@
-use super::{get, ids, number, of_report, report};
+use super::{found, get, ids, number, of_report, report};
+use crate::analysis::dns::DnsAnalysis;
 use crate::analysis::dns::tests::script::{MS, SEC};
+use crate::analysis::far_end::FarEnds;
 use crate::analysis::report::{Distribution, Finding, HopRow, Report, Severity, SocketRow, ThreadRow};
+use crate::model::Model;
+use crate::model::fixture::{self, tcp};
+use crate::trace::record::Process;
 
 fn recv(peer: &str, stalled_ns: u64) -> SocketRow {
     SocketRow {
@@ -58,6 +63,80 @@ fn the_only_peer_is_a_note_without_blame() {
     let only = get(&findings, "net.slow_peer");
     assert_eq!(only.severity, Severity::Info);
     assert!(only.summary.contains("nothing to compare with"));
+}
+
+/// Rank 0 (pid 100) waits for rank 3 (pid 103), both recorded; rank 1 (pid 101) waits for rank 0.
+fn chain(rank3: &ThreadRow) -> Vec<Finding> {
+    let thread = |pid, name: &str| ThreadRow {
+        pid,
+        tid: pid,
+        name: name.to_string(),
+        wall_ns: 10 * SEC,
+        ..ThreadRow::default()
+    };
+    let waits = |pid, peer: &str, stalled| SocketRow { pid, tid: pid, ..recv(peer, stalled) };
+    let report = Report {
+        sockets: vec![
+            waits(100, "10.0.0.4:5003", 6 * SEC),
+            waits(100, "10.0.0.2:5001", 10 * MS),
+            waits(101, "10.0.0.1:29500", 6 * SEC),
+        ],
+        threads: vec![
+            thread(100, "rank0"),
+            thread(101, "rank1"),
+            ThreadRow { pid: 103, tid: 103, name: "rank3".to_string(), wall_ns: 10 * SEC, ..rank3.clone() },
+        ],
+        ..report(10 * SEC)
+    };
+    let mut model = Model::default();
+    for (pid, local, peer) in [
+        (100, "10.0.0.1:29500", "10.0.0.4:5003"),
+        (103, "10.0.0.4:5003", "10.0.0.1:29500"),
+        (100, "10.0.0.1:29500", "10.0.0.2:5001"),
+        (101, "10.0.0.2:5001", "10.0.0.1:29500"),
+    ] {
+        model.samples.push(fixture::sample_of(pid, local, tcp(1, peer)));
+        let process = Process { pid, comm: format!("rank{}", pid - 100), ..Process::default() };
+        model.processes.insert(pid, process);
+    }
+    found(&report, &DnsAnalysis::default(), &[], &FarEnds::new(&model))
+}
+
+fn of_peer<'a>(findings: &'a [Finding], peer: &str) -> &'a Finding {
+    findings.iter().find(|finding| finding.proof["peer"] == peer).unwrap()
+}
+
+#[test]
+fn a_recorded_peer_that_slept_is_said_to_be_late_and_who_waits_behind_it_is_a_note() {
+    let findings = chain(&ThreadRow { idle_ns: 9 * SEC, ..ThreadRow::default() });
+    assert_eq!(ids(&findings), ["net.slow_peer", "net.slow_peer"]);
+    let late = of_peer(&findings, "10.0.0.4:5003");
+    assert_eq!((late.severity, &late.proof["far_end"]["comm"]), (Severity::Warning, &"rank3".into()));
+    assert!(
+        late.summary.starts_with("rank0 (pid 100) waits for data from 10.0.0.4:5003"),
+        "{}",
+        late.summary
+    );
+    assert!(late.summary.contains("rank3 (pid 103), recorded too: idle"), "{}", late.summary);
+    assert!(late.summary.contains("it sends late"), "{}", late.summary);
+    let behind = of_peer(&findings, "10.0.0.1:29500");
+    assert_eq!(behind.severity, Severity::Info);
+    assert!(
+        behind
+            .summary
+            .contains("rank0 (pid 100), recorded too: it waits itself, 6.0 s for data from 10.0.0.4"),
+        "{}",
+        behind.summary
+    );
+    assert!(behind.advice.contains("held up by 10.0.0.4:5003"));
+}
+
+#[test]
+fn a_recorded_peer_without_a_reason_of_its_own_is_not_called_late() {
+    let findings = chain(&ThreadRow { idle_ns: 3 * SEC, stalled_ns: 4 * SEC, ..ThreadRow::default() });
+    let mixed = of_peer(&findings, "10.0.0.4:5003");
+    assert!(!mixed.summary.contains("late"), "{}", mixed.summary);
+    assert!(mixed.summary.contains("idle 3.0 s, running 0 ns, stalled 4.0 s of 10.0 s"), "{}", mixed.summary);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use super::{get, ids, number, of_report, report, strings};
+use super::{get, ids, number, of_report, report, strings, with_environment};
 use crate::analysis::dns::tests::script::{MS, SEC};
 use crate::analysis::report::{
     CauseRow, ConnectRow, Distribution, Domain, Finding, HopRow, Report, Severity,
@@ -39,6 +39,30 @@ fn a_hanging_connect_gives_peer_own_address_and_age() {
     assert!(hangs.summary.contains("at least 12.0 s"), "{}", hangs.summary);
     assert!(hangs.advice.contains("ip route get 10.9.9.9"));
     assert!(hangs.advice.contains("NCCL_SOCKET_IFNAME=^docker"), "the own address is Docker's");
+}
+
+#[test]
+fn the_interface_of_a_hanging_connect_is_named_and_a_local_one_is_advised_against() {
+    let hanging = |local: &str, interface: &str| {
+        let hangs = ConnectRow {
+            syn_retransmits: 3,
+            stalled_ns: 10 * SEC,
+            span_ns: 10 * SEC,
+            local: local.to_string(),
+            ..row("10.9.9.9:29500", "in_flight", 1)
+        };
+        let report = Report { connects: vec![hangs], ..report(10 * SEC) };
+        with_environment(&report, &[("interface.10.9.0.1", interface)])
+    };
+    let findings = hanging("10.9.0.1:40000", "veth12ab");
+    let veth = get(&findings, "tcp.peer_unreachable");
+    assert!(veth.summary.contains("10.9.0.1:40000 on veth12ab"), "{}", veth.summary);
+    assert_eq!(strings(veth, "interfaces"), ["veth12ab"]);
+    assert!(veth.advice.contains("It goes out of veth12ab") && veth.advice.contains("NCCL_SOCKET_IFNAME=^"));
+    let findings = hanging("10.9.0.1:40000", "eth0");
+    assert!(!get(&findings, "tcp.peer_unreachable").advice.contains("goes out of"));
+    let findings = hanging("10.9.0.2:40000", "veth12ab");
+    assert_eq!(strings(get(&findings, "tcp.peer_unreachable"), "interfaces"), Vec::<&str>::new());
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! What a peer did meanwhile, where it is in the recording itself.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::Scene;
+use super::text::{ip_of, time};
+use crate::analysis::far_end::FarEnd;
+use crate::analysis::report::ThreadRow;
+
+/// Share of a thread's time, or of the time that it was waited for, from which on something explains it.
+const MOST: f64 = 0.5;
+
+/// The thread at the other end.
+pub(super) struct FarSide<'a> {
+    end: &'a FarEnd,
+    row: &'a ThreadRow,
+    did: Did<'a>,
+}
+
+/// What mostly kept it from sending.
+enum Did<'a> {
+    /// It waits for data itself.
+    Waits {
+        peer: &'a str,
+        ns: u64,
+    },
+    Idle,
+    Runs,
+    Runnable,
+    /// Nothing that stands out.
+    Mixed,
+}
+
+impl<'a> FarSide<'a> {
+    /// The other end of what process `pid` waited `stalled_ns` for.
+    pub(super) fn of(scene: &Scene<'a>, pid: u32, peer: &str, stalled_ns: u64) -> Option<FarSide<'a>> {
+        let end = scene.surroundings.far_ends.get(pid, peer)?;
+        let us = ip_of(&end.sees);
+        let sockets = || scene.report.sockets.iter().filter(|row| row.pid == end.pid);
+        // The thread that talks to us, else the first one.
+        let talks =
+            sockets().filter(|row| us.is_some() && ip_of(&row.peer) == us).max_by_key(|row| row.waits);
+        let tid = talks.map_or(end.pid, |row| row.tid);
+        let row = scene.report.threads.iter().find(|row| row.pid == end.pid && row.tid == tid)?;
+        let waits = sockets()
+            .filter(|row| row.tid == tid && row.direction == "recv" && ip_of(&row.peer) != us)
+            .max_by_key(|row| row.stalled_ns);
+        let most = |ns: u64, of: u64| of > 0 && ns as f64 >= MOST * of as f64;
+        let explains = |ns: u64| most(ns, row.wall_ns) && ns >= stalled_ns;
+        let did = match waits {
+            Some(waits) if most(waits.stalled_ns, stalled_ns) => {
+                Did::Waits { peer: &waits.peer, ns: waits.stalled_ns }
+            }
+            _ if explains(row.runnable_ns) => Did::Runnable,
+            _ if explains(row.idle_ns) => Did::Idle,
+            _ if explains(row.running_ns) => Did::Runs,
+            _ => Did::Mixed,
+        };
+        Some(FarSide { end, row, did })
+    }
+
+    /// It was free to send.
+    pub(super) fn is_late(&self) -> bool {
+        matches!(self.did, Did::Idle | Did::Runs | Did::Runnable)
+    }
+
+    /// `: that is rank3 (pid 4), idle for 9.9 s of 10.0 s: it sends late`.
+    pub(super) fn describe(&self) -> String {
+        let wall = time(self.row.wall_ns);
+        let mut text = format!(". That is {} (pid {}), recorded too: ", self.end.comm, self.end.pid);
+        let _ = match &self.did {
+            Did::Waits { peer, ns } => write!(text, "it waits itself, {} for data from {peer}", time(*ns)),
+            Did::Idle => write!(
+                text,
+                "idle (asleep or waiting for work) for {} of {wall}: it sends late",
+                time(self.row.idle_ns)
+            ),
+            Did::Runs => {
+                write!(text, "it computes for {} of {wall}: it sends late", time(self.row.running_ns))
+            }
+            Did::Runnable => {
+                write!(text, "it waits for a CPU for {} of {wall}: it sends late", time(self.row.runnable_ns))
+            }
+            Did::Mixed => write!(
+                text,
+                "idle {}, running {}, stalled {} of {wall}",
+                time(self.row.idle_ns),
+                time(self.row.running_ns),
+                time(self.row.stalled_ns)
+            ),
+        };
+        text
+    }
+
+    pub(super) fn advice(&self) -> String {
+        let (pid, comm) = (self.end.pid, &self.end.comm);
+        match &self.did {
+            Did::Waits { peer, .. } => {
+                format!(
+                    "Follow the chain: {comm} (pid {pid}) is held up by {peer}, look at the findings about that."
+                )
+            }
+            _ => format!(
+                "py-spy dump --pid {pid}; cat /proc/{pid}/task/{}/stack    # what {comm} does before it sends; several times",
+                self.row.tid
+            ),
+        }
+    }
+
+    pub(super) fn proof(&self) -> Value {
+        let mut proof = json!({
+            "pid": self.end.pid,
+            "tid": self.row.tid,
+            "comm": self.end.comm,
+            "wall_ns": self.row.wall_ns,
+            "idle_ns": self.row.idle_ns,
+            "running_ns": self.row.running_ns,
+            "runnable_ns": self.row.runnable_ns,
+            "stalled_ns": self.row.stalled_ns,
+        });
+        if let Did::Waits { peer, ns } = &self.did
+            && let Some(proof) = proof.as_object_mut()
+        {
+            proof.insert("waits_for".to_string(), json!(peer));
+            proof.insert("waits_for_ns".to_string(), json!(ns));
+        }
+        proof
+    }
+}
