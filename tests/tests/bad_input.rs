@@ -289,3 +289,48 @@ fn a_closed_pipe_is_no_error() {
         Command::new("sh").args(["-c", script]).arg(stallscope_binary()).arg(&trace.path).output().unwrap();
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn too_few_open_files_are_named() {
+    require_root();
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -n 64; exec \"$0\" record -o /dev/null -- true"])
+        .arg(stallscope_binary())
+        .output()
+        .unwrap();
+    let text = assert_fails(&output, 125);
+    assert!(text.contains("RLIMIT_NOFILE") && text.contains("64"), "{text}");
+}
+
+#[test]
+fn a_window_longer_than_the_clock_is_as_good_as_endless() {
+    require_root();
+    let output =
+        stallscope(&["record", "-d", "18446744073709551615s", "-o", "/dev/null", "--", "sh", "-c", "exit 7"]);
+    assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_command_that_outlives_its_recording_is_named() {
+    require_root();
+    let command = ["sh", "-c", "exec sleep 60 >/dev/null 2>&1"];
+    let output = stallscope(&[&["record", "-d", "300ms", "-o", "/dev/null", "--"][..], &command].concat());
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().find_map(|line| line.strip_prefix("the command runs on as process "));
+    let pid: i32 = line.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
+    assert!(text.contains("(sh)"), "{text}");
+    assert_eq!(output.status.code(), Some(0), "{text}");
+}
+
+#[test]
+fn a_trace_is_not_overwritten_by_its_own_report() {
+    let (_peer, trace) = real_trace();
+    let path = trace.path.to_str().unwrap();
+    let before = std::fs::read(path).unwrap();
+    for command in [&["report"][..], &["flame"], &["export", "--format", "json"]] {
+        let output = stallscope(&[command, &[path, "-o", path]].concat());
+        assert_fails(&output, 2);
+        assert_eq!(std::fs::read(path).unwrap(), before, "{command:?}");
+    }
+}

@@ -36,6 +36,12 @@ fn run_as(args: &RecordArgs, options: &RecordOptions) -> Result<u8, CliError> {
     args.topology.as_deref().map(load_topology).transpose()?;
     let recording = record(options, &mut Standard)?;
     let code = recording.command.map_or(0, status_code);
+    if matches!(options.target, TargetChoice::Command(..))
+        && recording.command.is_none()
+        && recording.left_running.is_none()
+    {
+        return Err(CliError::new("stopped before the command was started"));
+    }
     match conclude(&recording, &options.output, args.topology.as_deref()) {
         // The reader of the summary is gone; the recording is not.
         Err(error) if error.code == 0 => Ok(code),
@@ -115,6 +121,9 @@ fn tell(recording: &Recording, trace: &Path) {
     let events = unit::plural(totals.events, "event");
     let path = trace.display();
     note(&format!("recorded {events}, {lost} lost, {} in {path}", unit::bytes(size)));
+    if let Some(pid) = recording.left_running {
+        note(&format!("the command runs on as process {pid}"));
+    }
     note(&format!("next: stallscope report {path}; stallscope flame {path} -o flame.svg"));
 }
 

@@ -87,6 +87,10 @@ impl RunningCommand {
         self.child.try_wait()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
         self.child.wait()
     }

@@ -17,6 +17,10 @@ pub enum RecordError {
     Trace(#[from] TraceError),
     #[error("cannot run {}: {source}", program.display())]
     Command { program: OsString, source: io::Error },
+    #[error(
+        "no more than {limit} files may be open at once (RLIMIT_NOFILE), which is too few for the probes"
+    )]
+    OpenFiles { limit: u64 },
     #[error("all targets ended before the recording began")]
     TargetsGone,
     #[error("cannot start the recorder's {what}: {source}")]
@@ -36,6 +40,7 @@ impl RecordError {
             RecordError::Command { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("make it executable (chmod +x), or name its interpreter first".to_owned())
             }
+            RecordError::OpenFiles { .. } => Some("run it where `ulimit -Hn` says 1024 or more".to_owned()),
             RecordError::TargetsGone => {
                 Some("start the program under stallscope: `stallscope record -- COMMAND`".to_owned())
             }

@@ -1,8 +1,10 @@
 //! One recording from its beginning to its end.
 
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use nix::sys::resource::Resource;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -27,6 +29,8 @@ const DRAIN: Duration = Duration::from_millis(10);
 /// Two looks at a non-blocking descriptor further apart are two waits.
 const SPIN_GAP: Duration = Duration::from_millis(10);
 const RING_BYTES: u32 = 8 << 20;
+/// Open files without which no recording can begin.
+const OPEN_FILES_MIN: u64 = 128;
 
 /// How a recording ended.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub struct Recording {
     pub totals: Totals,
     /// Exit status of the command that was recorded.
     pub command: Option<ExitStatus>,
+    /// The command that was recorded and goes on without the recorder.
+    pub left_running: Option<u32>,
     /// The trace could not be written to its end.
     pub write_error: Option<TraceError>,
 }
@@ -59,7 +65,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let (asked_for, held) = choose(&root, options)?;
     // The file first: nothing of the target is touched when there is nowhere to write to.
     let writer = TraceWriter::create(&options.output)?;
-    let signals = Signals::new()?;
+    let mut signals = Signals::new()?;
+    allow_open_files()?;
     let mut probes = ProbeSet::load(&ProbeOptions {
         min_stall_ns: nanos(options.min_stall),
         spin_gap_ns: nanos(SPIN_GAP),
@@ -94,6 +101,10 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     collector.write_thread_times();
     collector.flush();
     narrator.opened(&describe(&root, &collector.targets, options));
+    if held.is_some() && signals.came().await {
+        // Told to end before the command's first instruction: it never runs.
+        return Ok(finish(options, probes, collector, window, StopReason::Signal, None));
+    }
     let mut command = release(held, options)?;
     let progress = Progress::new(options.duration);
     let reason =
@@ -145,7 +156,13 @@ fn describe(root: &ProcRoot, targets: &TargetSet, options: &RecordOptions) -> St
     let pids: Vec<u32> = targets.pids().collect();
     let threads = targets.threads().count();
     let first = pids.first().copied().unwrap_or(0);
-    let name = process_info(root, first).map(|info| info.comm).unwrap_or_default();
+    let name = match &options.target {
+        // Still held before its exec, so it has our own name.
+        TargetChoice::Command(program, _) => {
+            Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
+        }
+        _ => process_info(root, first).map(|info| info.comm).unwrap_or_default(),
+    };
     let name = crate::render::name::escape_controls(&name);
     let processes = match pids.len() {
         1 => format!("process {first} ({name})"),
@@ -158,6 +175,22 @@ fn describe(root: &ProcRoot, targets: &TargetSet, options: &RecordOptions) -> St
     format!("{processes}, {threads} threads, {duration}, into {}", options.output.display())
 }
 
+/// Maps, programs and links are open files, about 70 for a usual process. The soft limit goes up as far as
+/// it may; a command that was started keeps its own.
+fn allow_open_files() -> Result<(), RecordError> {
+    let limit = nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE);
+    let Ok((soft, hard)) = limit else { return Ok(()) };
+    if hard < OPEN_FILES_MIN {
+        return Err(RecordError::OpenFiles { limit: hard });
+    }
+    if let Err(error) = nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+        && soft < OPEN_FILES_MIN
+    {
+        log::warn!("only {soft} files can be open at once: {error}");
+    }
+    Ok(())
+}
+
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -168,6 +201,16 @@ impl Signals {
         let open =
             |kind| signal(kind).map_err(|source| RecordError::Start { what: "signal handler", source });
         Ok(Signals { interrupt: open(SignalKind::interrupt())?, terminate: open(SignalKind::terminate())? })
+    }
+
+    /// Whether one has come already. The moment lets the runtime hear of it.
+    async fn came(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            _ = self.interrupt.recv() => true,
+            _ = self.terminate.recv() => true,
+            () = tokio::time::sleep(Duration::from_millis(1)) => false,
+        }
     }
 }
 
@@ -255,11 +298,15 @@ fn finish(
     if write_error.is_none() {
         write_error = ended.err();
     }
-    let command = command.and_then(|mut command| match reason {
-        StopReason::CommandExited => command.wait().ok(),
-        _ => None,
-    });
-    Recording { reason, totals, command, write_error }
+    let (command, left_running) = match command {
+        Some(mut command) if reason == StopReason::CommandExited => (command.wait().ok(), None),
+        Some(mut command) => match command.try_wait() {
+            Ok(Some(status)) => (Some(status), None),
+            _ => (None, Some(command.pid())),
+        },
+        None => (None, None),
+    };
+    Recording { reason, totals, command, left_running, write_error }
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -275,5 +322,16 @@ mod tests {
         let now = Instant::now();
         assert_eq!(end_of(now, Some(Duration::from_secs(5))), now + Duration::from_secs(5));
         assert_eq!(end_of(now, Some(Duration::MAX)), end_of(now, None));
+    }
+
+    #[test]
+    fn a_signal_that_came_before_the_window_is_heard() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut signals = Signals::new().unwrap();
+            assert!(!signals.came().await);
+            nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
+            assert!(signals.came().await);
+        });
     }
 }
