@@ -46,6 +46,15 @@ fn assert_stalled(report: &Value, measured_ns: u64) {
     assert_close("dns.resolve", stalled(report), measured_ns);
 }
 
+/// The server's clock stops when it hands its answer over, the program's when the lookup returns: on a busy machine
+/// the program wakes late, so the latency lies anywhere between the two.
+#[track_caller]
+fn assert_latency(row: &Value, served_ns: u64, measured_ns: u64) {
+    let latency = sum(&[row], "latency.sum_ns");
+    let bounds = served_ns.saturating_sub(2 * MS)..=measured_ns;
+    assert!(served_ns > 0 && bounds.contains(&latency), "{served_ns} <= {latency} <= {measured_ns}");
+}
+
 /// Of many short lookups only a part is waiting; what the program measured around them also has their work,
 /// the wait for a processor, and calls that wait less than `--min-stall`. The waits are at least as long as the
 /// server held the answers back, and no longer than what the program measured; the rest is accounted for.
@@ -84,7 +93,7 @@ fn late_answers_are_as_late_as_the_server_was() {
         assert_eq!((&row["in_flight"], &row["began_earlier"]), (&json!(0), &json!(false)));
         assert_eq!((&row["pid"], &row["tid"]), (&json!(program.pid()), &json!(program.pid())));
         assert_eq!(row["malformed"], false);
-        assert_close("latency", sum(&[row], "latency.sum_ns"), rig.served_ns("a.late.test", qtype));
+        assert_latency(row, rig.served_ns("a.late.test", qtype), values.ns());
     }
     finding(&report, "dns.slow");
 }
@@ -166,7 +175,7 @@ fn messages_over_tcp_are_put_together_from_their_segments() {
     assert_eq!(row["transport"], "tcp");
     assert_eq!((&row["attempts"], &row["answered"]), (&json!(2), &json!(2)));
     assert_eq!((&row["rcode"], &row["malformed"]), (&json!("NOERROR"), &json!(false)));
-    assert_close("latency", sum(&[row], "latency.sum_ns"), rig.served_ns("a.test", RecordType::A));
+    assert_latency(row, rig.served_ns("a.test", RecordType::A), values.ns());
     assert_stalled(&report, values.ns());
 }
 
@@ -180,7 +189,7 @@ fn an_answer_with_another_id_is_no_answer() {
     let report = trace.report();
     assert_counts(&rig, &report, "a.right.test", RecordType::A);
     let row = dns_row(&report, "a.right.test", "A");
-    assert_close("latency", sum(&[row], "latency.sum_ns"), rig.served_ns("a.right.test", RecordType::A));
+    assert_latency(row, rig.served_ns("a.right.test", RecordType::A), values.ns());
     assert_stalled(&report, values.ns());
 
     let (values, trace) = record_run(&mut rig.program(&["getaddrinfo", "a.wrong.test", "1", "0", "inet"]));

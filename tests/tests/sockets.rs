@@ -152,7 +152,8 @@ fn attaching_in_the_middle_of_a_wait_that_ends_counts_from_the_attach() {
 #[test]
 fn a_sender_waits_until_its_peer_reads() {
     require_root();
-    let peer = Peer::reads_after(Duration::from_millis(500));
+    // From the accept on: the recorder attaches in between.
+    let peer = Peer::reads_after(Duration::from_secs(3));
     let (values, trace) = record_run(&mut Program::start(&["send", &peer.name(), "33554432"]));
     let report = trace.report();
     let row = socket(&report, &peer.name(), "send");

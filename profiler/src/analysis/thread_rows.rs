@@ -91,7 +91,7 @@ pub fn tally<K: Ord + Copy>(
         for (_, _, piece) in group {
             tally.stalled_ns = tally.stalled_ns.saturating_add(piece.weight_ns);
         }
-        let held_ns = group.iter().map(|(_, _, piece)| piece.span.len()).sum();
+        let held_ns = group.iter().map(|(_, _, piece)| piece.span.len()).fold(0, u64::saturating_add);
         if is_part_of_a_call(model, track, *index, held_ns) {
             continue;
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::args::{ExportArgs, ExportFormat};
 use super::error::CliError;
 use super::load::load_analysis;
-use super::output::write_output;
+use super::output::{keep_inputs, write_output};
 use crate::render::RenderError;
 use crate::render::folded::fold_lines;
 use crate::render::tree::FlameOptions;
@@ -16,6 +16,7 @@ use crate::trace::TraceReader;
 const SCHEMA: &str = "stallscope.trace/1";
 
 pub fn run(args: &ExportArgs) -> Result<(), CliError> {
+    keep_inputs(args.output.as_deref(), [args.trace.as_path()])?;
     match args.format {
         ExportFormat::Folded => export_folded(&args.trace, args.output.as_deref()),
         ExportFormat::Json => {

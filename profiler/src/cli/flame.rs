@@ -5,7 +5,7 @@ use std::io::{IsTerminal, stdout};
 use super::args::{FilterArgs, FlameArgs};
 use super::error::CliError;
 use super::load::load_analysis;
-use super::output::write_output;
+use super::output::{keep_inputs, write_output};
 use crate::render::flame::write_svg;
 use crate::render::tree::{FlameOptions, View};
 
@@ -14,6 +14,7 @@ pub fn run(args: &FlameArgs) -> Result<(), CliError> {
         let error = CliError::usage("the picture would go to the terminal");
         return Err(error.with_help("name a file: -o flame.svg; or -o - if the terminal is meant"));
     }
+    keep_inputs(args.output.as_deref(), [args.trace.as_path()])?;
     let analysis = load_analysis(&args.trace, None)?;
     let options = flame_options(args.view, &args.filter);
     write_output(args.output.as_deref(), |out| write_svg(&analysis, &options, out))

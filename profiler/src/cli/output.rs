@@ -27,6 +27,26 @@ pub fn write_output<E: Into<CliError>>(
     }
 }
 
+/// Refuses an output that is one of the files that are read: nothing recorded is lost by a slip.
+/// Links and other names of the same file count as the file.
+pub fn keep_inputs<'p>(
+    output: Option<&Path>,
+    inputs: impl IntoIterator<Item = &'p Path>,
+) -> Result<(), CliError> {
+    let to = output.filter(|path| path.as_os_str() != "-").unwrap_or(Path::new("/proc/self/fd/1"));
+    let Ok(to) = fs::metadata(to) else { return Ok(()) };
+    if !to.is_file() {
+        return Ok(());
+    }
+    let is_output =
+        |path: &&Path| fs::metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (to.dev(), to.ino()));
+    match inputs.into_iter().find(is_output) {
+        Some(input) => Err(CliError::usage(format!("{} is read, and would be overwritten", input.display()))
+            .with_help("name another file with -o")),
+        None => Ok(()),
+    }
+}
+
 /// Keeps the error of the sink, which a renderer may have wrapped.
 struct Tracked<W> {
     inner: W,
@@ -166,6 +186,25 @@ mod tests {
 
     fn files(folder: &Path) -> usize {
         fs::read_dir(folder).unwrap().count()
+    }
+
+    #[test]
+    fn what_is_read_is_not_overwritten_by_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = |name: &str| folder.path().join(name);
+        fs::write(name("a.stall"), "trace").unwrap();
+        fs::write(name("other"), "old").unwrap();
+        fs::hard_link(name("a.stall"), name("hard")).unwrap();
+        std::os::unix::fs::symlink(name("a.stall"), name("soft")).unwrap();
+        let check = |output: &str| keep_inputs(Some(&name(output)), [name("a.stall").as_path()]);
+        for output in ["a.stall", "hard", "soft"] {
+            let error = check(output).unwrap_err();
+            assert_eq!(error.code, super::super::error::USAGE);
+            assert!(error.message.contains("a.stall is read"), "{error:?}");
+        }
+        assert_eq!(check("other"), Ok(()));
+        assert_eq!(check("new"), Ok(()));
+        assert_eq!(keep_inputs(Some(Path::new("/dev/null")), [Path::new("/dev/null")]), Ok(()));
     }
 
     #[test]

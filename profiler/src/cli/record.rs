@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::args::{RecordArgs, TargetArgs, UNAVAILABLE};
 use super::error::{CliError, RECORDING_FAILED};
 use super::load::{load_analysis, load_topology};
-use super::output::write_output;
+use super::output::{keep_inputs, write_output};
 use super::report::colours_wanted;
 use crate::record::{Narrator, RecordOptions, Recording, TargetChoice, record};
 use crate::render::RenderError;
@@ -32,6 +32,7 @@ pub fn run(args: &RecordArgs) -> Result<u8, CliError> {
 
 fn run_as(args: &RecordArgs, options: &RecordOptions) -> Result<u8, CliError> {
     // Before anything is recorded, so that a mistake costs no recording.
+    keep_inputs(Some(&options.output), args.topology.as_deref())?;
     args.topology.as_deref().map(load_topology).transpose()?;
     let recording = record(options, &mut Standard)?;
     let code = recording.command.map_or(0, status_code);

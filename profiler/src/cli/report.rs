@@ -1,11 +1,12 @@
 //! `stallscope report`.
 
 use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
 
 use super::args::{ReportArgs, ReportFormat};
 use super::error::CliError;
 use super::load::{load_topology, load_with};
-use super::output::write_output;
+use super::output::{keep_inputs, write_output};
 use crate::analysis::AnalysisOptions;
 use crate::analysis::findings::Thresholds;
 use crate::render::RenderError;
@@ -14,6 +15,9 @@ use crate::render::json::write_json;
 use crate::render::text::{TextOptions, write_report_with};
 
 pub fn run(args: &ReportArgs) -> Result<(), CliError> {
+    let settings = [&args.topology, &args.thresholds].into_iter().flatten();
+    let inputs = std::iter::once(&args.trace).chain(settings).map(PathBuf::as_path);
+    keep_inputs(args.output.as_deref(), inputs)?;
     let thresholds = match &args.thresholds {
         Some(path) => Thresholds::read(path).map_err(|error| {
             CliError::new(format!("cannot read the thresholds: {error}"))

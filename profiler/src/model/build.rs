@@ -18,6 +18,12 @@ pub const INCONSISTENT: &str = "inconsistent_records";
 /// Records that were in the trace twice; nothing is missing for them.
 pub const DUPLICATE: &str = "duplicate_records";
 
+/// Time of all threads together. A week of ten thousand threads is less; more is damage or a forgery.
+const TOTAL_MAX_NS: u64 = i64::MAX as u64;
+
+/// No recorder has as many probe families.
+const FAMILIES_MAX: usize = 256;
+
 #[derive(Default)]
 struct Builder {
     model: Model,
@@ -64,9 +70,11 @@ impl Builder {
             Record::Window(window) => self.window(window),
             Record::Environment(environment) => self.environment(environment),
             Record::Coverage(coverage) => {
+                let families = self.model.coverage.len();
                 match self.model.coverage.iter_mut().find(|known| known.family == coverage.family) {
                     Some(known) => *known = coverage,
-                    None => self.model.coverage.push(coverage),
+                    None if families < FAMILIES_MAX => self.model.coverage.push(coverage),
+                    None => self.inconsistent += 1,
                 }
             }
             Record::Process(process) => self.process(process),
@@ -244,7 +252,7 @@ impl Builder {
     }
 
     fn finish(mut self) -> Model {
-        let window = self.resolved_window();
+        let window = self.bounded_window();
         let mut model = self.model;
         model.window = window;
         model.calls = self.calls.into_values().collect();
@@ -264,6 +272,19 @@ impl Builder {
         add_loss(&mut model.losses, INCONSISTENT, self.inconsistent, true);
         add_loss(&mut model.losses, DUPLICATE, self.duplicate, false);
         model
+    }
+
+    /// No longer than [`TOTAL_MAX_NS`] for all threads together: what is left of impossible times can be
+    /// added up.
+    fn bounded_window(&mut self) -> Window {
+        let mut window = self.resolved_window();
+        let threads = u64::try_from(self.threads.len()).unwrap_or(u64::MAX).max(1);
+        let latest_ns = window.start_ns.saturating_add(TOTAL_MAX_NS / threads);
+        if window.end_ns > latest_ns {
+            window.end_ns = latest_ns;
+            self.inconsistent += 1;
+        }
+        window
     }
 
     fn resolved_window(&self) -> Window {

@@ -33,6 +33,9 @@ impl RecordError {
             RecordError::Command { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Some("give the program's path, or check PATH".to_owned())
             }
+            RecordError::Command { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("make it executable (chmod +x), or name its interpreter first".to_owned())
+            }
             RecordError::TargetsGone => {
                 Some("start the program under stallscope: `stallscope record -- COMMAND`".to_owned())
             }

@@ -179,9 +179,7 @@ async fn watch_until(
     mut command: Option<&mut RunningCommand>,
     progress: &Progress,
 ) -> StopReason {
-    let started = Instant::now();
-    // A wait without a limit is one of a century: the timer's type has no infinity.
-    let end = started + options.duration.unwrap_or(Duration::from_hours(100 * 365 * 24));
+    let end = end_of(Instant::now(), options.duration);
     let every = |period| {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -223,6 +221,12 @@ async fn watch_until(
     }
 }
 
+/// A wait without a limit, or with one beyond the clock, is one of a century: the timer's type has no infinity.
+fn end_of(start: Instant, duration: Option<Duration>) -> Instant {
+    let century = Duration::from_hours(100 * 365 * 24);
+    start + duration.unwrap_or(century).min(century)
+}
+
 fn finish(
     options: &RecordOptions,
     mut probes: ProbeSet,
@@ -260,4 +264,16 @@ fn finish(
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_beyond_the_clock_is_one_of_a_century() {
+        let now = Instant::now();
+        assert_eq!(end_of(now, Some(Duration::from_secs(5))), now + Duration::from_secs(5));
+        assert_eq!(end_of(now, Some(Duration::MAX)), end_of(now, None));
+    }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::stats;
+use super::empty::EmptyPrograms;
+use super::stats::{self, Spread};
 use crate::{paths, run};
 
 const LOOP_CPU: &str = "0";
@@ -18,15 +19,20 @@ enum Mode {
     Stallscope,
     /// Stallscope attached to another process: what everybody else on the machine pays.
     StallscopeElsewhere,
+    /// The least that anybody can add who watches all system calls by BPF.
+    EmptyPrograms,
     BpftraceHistogram,
+    BpftraceElsewhere,
     PerfTrace,
     Strace,
 }
 
 impl Mode {
-    const ALL: [Mode; 6] = [
+    const ALL: [Mode; 8] = [
         Mode::Plain,
+        Mode::EmptyPrograms,
         Mode::StallscopeElsewhere,
+        Mode::BpftraceElsewhere,
         Mode::Stallscope,
         Mode::BpftraceHistogram,
         Mode::PerfTrace,
@@ -38,7 +44,9 @@ impl Mode {
             Mode::Plain => "no tracer",
             Mode::Stallscope => "`stallscope record`",
             Mode::StallscopeElsewhere => "`stallscope record` of another process",
+            Mode::EmptyPrograms => "empty BPF programs on `sys_enter` and `sys_exit`",
             Mode::BpftraceHistogram => "bpftrace, histogram of both calls",
+            Mode::BpftraceElsewhere => "bpftrace, histogram of another process",
             Mode::PerfTrace => "`perf trace -s`",
             Mode::Strace => "`strace -f -c`",
         }
@@ -54,7 +62,7 @@ impl Mode {
 
     fn tool(self) -> Option<&'static str> {
         match self {
-            Mode::BpftraceHistogram => Some("bpftrace"),
+            Mode::BpftraceHistogram | Mode::BpftraceElsewhere => Some("bpftrace"),
             Mode::PerfTrace => Some("perf"),
             Mode::Strace => Some("strace"),
             _ => None,
@@ -68,25 +76,28 @@ pub fn run(rounds: usize) -> Result<String> {
         Mode::ALL.into_iter().partition(|mode| mode.tool().is_none_or(run::exists));
     let mut samples = vec![Vec::new(); modes.len()];
     for round in 0..rounds {
+        eprintln!("round {} of {rounds}", round + 1);
         for (mode, sample) in modes.iter().zip(&mut samples) {
             sample.push(measure(*mode).with_context(|| format!("{}, round {round}", mode.name()))?);
         }
     }
     let mut table = String::from(
         "## Cost of a traced call\n\nOne iteration is a `sendto` and a `recvfrom` of 64 bytes over loopback UDP.\n\n\
-         | tracer | ns an iteration, median | middle half | added ns a call |\n|---|---|---|---|\n",
+         Those that watch another process or nothing show what everybody else on the machine pays.\n\n\
+         | tracer | ns an iteration, median | middle half | added ns a call (middle half) |\n|---|---|---|---|\n",
     );
     let base = stats::spread(&samples[0]).context("no samples")?;
     for (mode, sample) in modes.iter().zip(&samples) {
         let spread = stats::spread(sample).context("no samples")?;
-        table += &format!(
-            "| {} | {:.0} | {:.0} to {:.0} | {:+.0} |\n",
-            mode.name(),
-            spread.median,
-            spread.low,
-            spread.high,
-            (spread.median - base.median) / 2.0
-        );
+        let added: Vec<f64> =
+            sample.iter().zip(&samples[0]).map(|(traced, plain)| (traced - plain) / 2.0).collect();
+        let added = stats::spread(&added).context("no samples")?;
+        let added = match mode {
+            Mode::Plain => String::new(),
+            _ => format!("{:+.0} ({:+.0} to {:+.0})", added.median, added.low, added.high),
+        };
+        let Spread { median, low, high, .. } = spread;
+        table += &format!("| {} | {median:.0} | {low:.0} to {high:.0} | {added} |\n", mode.name());
     }
     for mode in missing {
         table += &format!("\n{} is not installed and was not measured.\n", mode.name());
@@ -148,13 +159,15 @@ fn measure(mode: Mode) -> Result<f64> {
     let trace = folder.join("cost.stall");
     let pid = measured.pid().to_string();
     let mut tracer = match mode {
-        Mode::Plain => None,
+        Mode::Plain | Mode::EmptyPrograms => None,
         Mode::Stallscope => Some(Tracer::stallscope(&pid, &trace)?),
         Mode::StallscopeElsewhere => Some(Tracer::stallscope(&other.pid().to_string(), &trace)?),
         Mode::BpftraceHistogram => Some(Tracer::bpftrace(&pid)?),
+        Mode::BpftraceElsewhere => Some(Tracer::bpftrace(&other.pid().to_string())?),
         Mode::PerfTrace => Some(Tracer::settled("perf", &["trace", "-s", "-p", &pid])?),
         Mode::Strace => Some(Tracer::settled("strace", &["-f", "-c", "-p", &pid])?),
     };
+    let _empty = (mode == Mode::EmptyPrograms).then(EmptyPrograms::attach).transpose()?;
     let figure = measured.go()?;
     if let Some(tracer) = &mut tracer {
         tracer.stop()?;

@@ -1,10 +1,12 @@
 //! `cargo xtask bench`: what recording costs, measured inside one run on one machine.
 //!
-//! Every figure is the median over rounds in which all modes take turns, with the middle half beside it;
+//! Every figure is the median over rounds in which all modes take turns, with the middle half beside it, and what a
+//! tracer adds is the median of its differences from the untraced loop of the same round;
 //! the loop runs on CPU 0, everything else on the other CPUs. That the probes were on is proved by counts:
 //! the report must have seen at least as many calls as the loop made.
 
 mod cost;
+mod empty;
 pub mod looper;
 mod rate;
 mod stats;
@@ -24,9 +26,11 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<()> {
     build::run(&build::Options::default())?;
-    let mut table = machine();
-    table += &cost::run(options.rounds)?;
-    table += &rate::run()?;
+    let before = load();
+    let figures = cost::run(options.rounds)? + &rate::run()?;
+    let load =
+        format!("Load average of the machine before: {before}; after: {} (1, 5, 15 minutes).\n\n", load());
+    let table = machine() + &load + &figures;
     let folder = paths::root().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let file = folder.join("record.md");
@@ -34,6 +38,12 @@ pub fn run(options: &Options) -> Result<()> {
     print!("{table}");
     println!("written to {}", file.display());
     Ok(())
+}
+
+/// The kernel's load averages: other work on the machine makes the figures worse, this one itself adds two.
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
 fn machine() -> String {

@@ -31,6 +31,9 @@ pub fn run() -> Result<String> {
     let lost = report["coverage"]["lost_events"].as_u64().context("no loss figure")?;
     let seen = super::cost::calls_seen(&trace)?;
     ensure!(seen >= spans, "the probes saw {seen} of {spans} calls");
+    let folded =
+        report["coverage"]["below_min_stall"]["count"].as_u64().context("no count of short calls")?;
+    ensure!(folded + spans / 100 < spans, "{folded} of {spans} calls were counted, not recorded");
     let table = format!(
         "## The recorder at 200 000 spans a second\n\n\
          A loop of {ITERATIONS_A_SECOND} `sendto` and `recvfrom` a second for {SECONDS} s, every call a span (`--min-stall 0us`).\n\n\
@@ -46,22 +49,27 @@ pub fn run() -> Result<String> {
     Ok(table + &attach(&folder)?)
 }
 
-/// From the start of `stallscope record` to the opening of its window.
+/// Attaching and detaching.
 fn attach(folder: &std::path::Path) -> Result<String> {
-    let mut sample = Vec::new();
+    let (mut sample, mut ends) = (Vec::new(), Vec::new());
     for _ in 0..11 {
         let measured = Loop::start(1, 0)?;
         let started = Instant::now();
         let mut tracer = Tracer::stallscope(&measured.pid().to_string(), &folder.join("attach.stall"))?;
         sample.push(started.elapsed().as_secs_f64() * 1e3);
+        let asked = Instant::now();
         tracer.stop()?;
+        ends.push(asked.elapsed().as_secs_f64() * 1e3);
     }
-    let spread = stats::spread(&sample).context("no samples")?;
-    Ok(format!(
-        "## Attaching\n\nFrom the start of `stallscope record --pid` to the opening of its window: median {:.0} ms, \
-         middle half {:.0} to {:.0} ms, {} runs.\n",
-        spread.median, spread.low, spread.high, spread.count
-    ))
+    let mut table = String::from("## Attaching\n\n| what | ms, median | middle half |\n|---|---|---|\n");
+    for (what, sample) in [
+        ("from the start of `stallscope record --pid` to the opening of its window", &sample),
+        ("from Ctrl-C to its end", &ends),
+    ] {
+        let spread = stats::spread(sample).context("no samples")?;
+        table += &format!("| {what} | {:.0} | {:.0} to {:.0} |\n", spread.median, spread.low, spread.high);
+    }
+    Ok(table + &format!("\n{} runs.\n", sample.len()))
 }
 
 /// User and system time of a process, nanoseconds.

@@ -1,6 +1,7 @@
 //! The one table of limits. A file of the user's can replace any of them; durations are written `200ms`,
 //! ratios `5%`.
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,10 +10,15 @@ use serde::{Deserialize, Serialize};
 pub enum ThresholdsError {
     #[error("{path}: {source}")]
     Read { path: String, source: std::io::Error },
-    /// Not TOML, an unknown name, a value out of range. The message has line and column.
-    #[error("{path}: {}", source.to_string().trim_end())]
-    Parse { path: String, source: toml::de::Error },
+    #[error("{path}: it is larger than {FILE_MAX} bytes")]
+    TooLarge { path: String },
+    /// Not TOML, an unknown name, a value out of range.
+    #[error("{path}: line {line}: {message}")]
+    Parse { path: String, line: usize, message: String },
 }
+
+/// No such file is larger; `/dev/zero` is.
+const FILE_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -184,9 +190,19 @@ impl Thresholds {
     /// Reads a user's file; what it does not name keeps its default.
     pub fn read(path: &std::path::Path) -> Result<Thresholds, ThresholdsError> {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ThresholdsError::Read { path: shown.clone(), source })?;
-        toml::from_str(&text).map_err(|source| ThresholdsError::Parse { path: shown, source })
+        let mut text = String::new();
+        let read =
+            std::fs::File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text));
+        match read {
+            Err(source) => Err(ThresholdsError::Read { path: shown, source }),
+            Ok(len) if len as u64 > FILE_MAX => Err(ThresholdsError::TooLarge { path: shown }),
+            Ok(_) => toml::from_str(&text).map_err(|error| {
+                let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or("");
+                let line = before.matches('\n').count() + 1;
+                let message = error.message().lines().collect::<Vec<_>>().join("; ");
+                ThresholdsError::Parse { path: shown, line, message }
+            }),
+        }
     }
 }
 
@@ -250,8 +266,15 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             let message = Thresholds::read(&path).unwrap_err().to_string();
             assert!(message.contains("limits.toml") && message.contains("line 2"), "{message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
         }
         assert!(Thresholds::read(&directory.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let message = Thresholds::read(std::path::Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(message, "/dev/zero: it is larger than 1048576 bytes");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::fixture::{PID, Trace, in_flight, query, readable, shake, spin, tcp, wait};
-use crate::trace::record::{End, Loss};
+use crate::trace::record::{Coverage, End, FamilyState, Loss};
 
 fn read(start_ns: u64, end_ns: u64) -> Wait {
     wait(Call::Read, start_ns, end_ns, vec![tcp(1, "10.0.1.1:80")])
@@ -37,6 +37,33 @@ fn records_that_end_before_they_begin_are_dropped_and_counted() {
     assert_eq!(analysis.report.coverage.losses.get(INCONSISTENT), Some(&3));
     assert_eq!(analysis.report.coverage.lost_events, 3);
     assert_eq!(analysis.report.target.duration_ns, 1000);
+}
+
+#[test]
+fn impossible_windows_are_cut_to_what_can_be_added_up() {
+    let mut trace = Trace::new();
+    trace.add(Record::Window(Window { start_ns: 10, end_ns: u64::MAX, min_stall_ns: 0 }));
+    trace.wait(read(20, u64::MAX)).wait(Wait { tid: 101, ..read(20, u64::MAX) });
+    let analysis = trace.analyse();
+    assert_eq!(analysis.report.target.duration_ns, i64::MAX as u64 / 2);
+    assert_eq!(analysis.report.totals.stalled_ns, 2 * (i64::MAX as u64 / 2 - 10));
+    assert_eq!(analysis.report.coverage.losses.get(INCONSISTENT), Some(&1));
+}
+
+#[test]
+fn families_without_end_are_counted_and_left_out() {
+    let mut trace = Trace::new();
+    for number in 0..300 {
+        let reason = String::new();
+        trace.add(Record::Coverage(Coverage {
+            family: format!("f{number}"),
+            state: FamilyState::On,
+            reason,
+        }));
+    }
+    let model = trace.model();
+    assert_eq!(model.coverage.len(), 256);
+    assert_eq!(model.losses.get(INCONSISTENT), Some(&(44, true)));
 }
 
 #[test]
@@ -125,5 +152,5 @@ fn times_at_the_end_of_the_clock_do_not_overflow() {
     trace.wait(read(0, u64::MAX)).wait(spin(read(1, u64::MAX))).times(0, 0, 0);
     trace.wait(Wait { tid: 5, ..read(0, u64::MAX) }).times(u64::MAX, u64::MAX, u64::MAX);
     trace.handshake(shake(0, u64::MAX, 0, tcp(1, "10.0.1.1:80"))).retransmit(u64::MAX, tcp(1, "10.0.1.1:80"));
-    assert_eq!(trace.analyse().report.totals.stalled_ns, u64::MAX);
+    assert_eq!(trace.analyse().report.totals.stalled_ns, i64::MAX as u64 - 1);
 }
