@@ -87,8 +87,8 @@ pub struct WaitRecord {
     pub flags: u16,
     /// Number of [`SockRecord`]s that follow.
     pub nsocks: u16,
-    /// Descriptors in the poll set, also those not looked at (saturating). Where not all of its sockets are described,
-    /// the rest of the set that is no socket is not counted.
+    /// Descriptors in the poll set, also those not looked at (saturating). Where sockets take all the
+    /// places for descriptions, those that are no sockets are not counted.
     pub nfds: u16,
     /// First argument where it is a descriptor, else -1.
     pub fd: i32,

@@ -49,7 +49,7 @@ const SEED: u64 = 0x9ae1_6a3b_2f90_404f;
 
 /// Takes a value into a hash.
 #[must_use]
-#[inline(always)]
+#[inline]
 pub const fn mix(hash: u64, value: u64) -> u64 {
     let hash = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash ^ (hash >> 29)
@@ -58,7 +58,7 @@ pub const fn mix(hash: u64, value: u64) -> u64 {
 impl Shape {
     /// Begins the hash of a stack of this shape; [`with_word`] goes on with each of its slots in order.
     #[must_use]
-    #[inline(always)]
+    #[inline]
     pub const fn begin(&self, key: &ShapeKey, bp: u64, chain: u64) -> u64 {
         let mut hash = mix(mix(mix(SEED, key.tgid as u64), key.ip), key.sp);
         hash = mix(hash, (self.flags as u64) << 16 | self.count as u64);
@@ -74,7 +74,7 @@ impl Shape {
 
 /// Takes the word in a slot into a hash.
 #[must_use]
-#[inline(always)]
+#[inline]
 pub const fn with_word(hash: u64, slot: u16, word: u64) -> u64 {
     mix(mix(hash, slot as u64), word)
 }

@@ -72,7 +72,7 @@ pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
     if set.cut != 0 {
         emit::lost(Loss::PollSetTruncated);
     }
-    if set.sockets > WAIT_SOCKS as u32 {
+    if set.sockets >= WAIT_SOCKS as u32 {
         set.nfds = set.sockets;
     }
 }

@@ -54,7 +54,7 @@ impl KnownStacks {
             Err(MapError::KeyNotFound) => [NO_SHAPE; 2],
             Err(error) => return Err(error),
         };
-        match with_shape(before, known.shape) {
+        match with_shape(&before, &known.shape) {
             Some(shapes) => self.shapes.insert(known.key, shapes, 0),
             None => Ok(()),
         }
@@ -77,13 +77,13 @@ impl KnownStacks {
 }
 
 /// The shapes of a key with one more, the newest first; `None` where it is there already.
-fn with_shape(before: Shapes, shape: Shape) -> Option<Shapes> {
+fn with_shape(before: &Shapes, shape: &Shape) -> Option<Shapes> {
     let [newest, older] = before;
     if newest == shape || older == shape {
         return None;
     }
     let kept = if newest.flags & SHAPE_SET == 0 { older } else { newest };
-    Some([shape, kept])
+    Some([*shape, *kept])
 }
 
 #[cfg(test)]
@@ -93,11 +93,11 @@ mod tests {
     #[test]
     fn the_two_newest_shapes_of_a_key_are_kept() {
         let shape = |count| Shape { count, flags: SHAPE_SET, ..NO_SHAPE };
-        let one = with_shape([NO_SHAPE; 2], shape(1)).unwrap();
+        let one = with_shape(&[NO_SHAPE; 2], &shape(1)).unwrap();
         assert_eq!(one, [shape(1), NO_SHAPE]);
-        let two = with_shape(one, shape(2)).unwrap();
+        let two = with_shape(&one, &shape(2)).unwrap();
         assert_eq!(two, [shape(2), shape(1)]);
-        assert_eq!(with_shape(two, shape(1)), None);
-        assert_eq!(with_shape(two, shape(3)).unwrap(), [shape(3), shape(2)]);
+        assert_eq!(with_shape(&two, &shape(1)), None);
+        assert_eq!(with_shape(&two, &shape(3)).unwrap(), [shape(3), shape(2)]);
     }
 }

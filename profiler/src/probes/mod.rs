@@ -43,8 +43,8 @@ use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, Nonblock
 
 pub use decode::{DecodeError, decode};
 pub use error::ProbeError;
-pub use known_stacks::KnownStacks;
 pub(crate) use error::one_line;
+pub use known_stacks::KnownStacks;
 
 use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
 use event::Event;
@@ -123,7 +123,10 @@ impl ProbeSet {
             lost: take(&mut ebpf, "LOSSES")?,
             nonblocking: take(&mut ebpf, "NONBLOCKING")?,
             handshakes: take(&mut ebpf, "HANDSHAKES")?,
-            known_stacks: Some(KnownStacks::new(take(&mut ebpf, "SHAPES")?, take(&mut ebpf, "KNOWN_STACKS")?)),
+            known_stacks: Some(KnownStacks::new(
+                take(&mut ebpf, "SHAPES")?,
+                take(&mut ebpf, "KNOWN_STACKS")?,
+            )),
             ebpf,
             resolver,
             logger,

@@ -97,7 +97,9 @@ mod tests {
 
     fn decisive(origins: &[Origin]) -> Decisive {
         let mut decisive = Decisive::default();
-        origins.iter().for_each(|origin| decisive.add(*origin));
+        for origin in origins {
+            decisive.add(*origin);
+        }
         decisive
     }
 
@@ -127,7 +129,8 @@ mod tests {
         for address in [0x8010, 0x7ff8, 0x8004, u64::MAX] {
             assert_eq!(decisive(&[Origin::Word(address)]).shape(&raw(&[1, 2], 0)), None, "{address:#x}");
         }
-        let many: Vec<Origin> = (0..=SHAPE_SLOTS as u64).map(|slot| Origin::Word(0x8000 + slot * 8)).collect();
+        let many: Vec<Origin> =
+            (0..=SHAPE_SLOTS as u64).map(|slot| Origin::Word(0x8000 + slot * 8)).collect();
         assert_eq!(decisive(&many).shape(&raw(&[1; 2 * SHAPE_SLOTS], 0)), None);
         let (_, fewer) = many.split_last().unwrap();
         assert!(decisive(fewer).shape(&raw(&[1; 2 * SHAPE_SLOTS], 0)).is_some());

@@ -46,6 +46,13 @@ pub struct Unwound {
     complete: bool,
 }
 
+impl Unwound {
+    /// Whose stack it is.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}
+
 /// Turns addresses of processes and of the kernel into named stacks.
 #[derive(Default)]
 pub struct Symbolizer {

@@ -156,7 +156,8 @@ impl RegisterFile {
         for (register, rule) in &row.rules {
             if *register != arch::RETURN {
                 let found = self.apply(rule, *register, cfa, memory, decisive);
-                let (value, origin) = found.map_or((None, Origin::Walk), |(value, origin)| (Some(value), origin));
+                let (value, origin) =
+                    found.map_or((None, Origin::Walk), |(value, origin)| (Some(value), origin));
                 caller.set(*register, value, origin);
             }
         }
@@ -181,7 +182,8 @@ impl RegisterFile {
         memory: &mut impl Memory,
         decisive: &mut Decisive,
     ) -> Option<(u64, Origin)> {
-        let read = |memory: &mut _, address: u64| Some((Memory::read(memory, address)?, Origin::Word(address)));
+        let read =
+            |memory: &mut _, address: u64| Some((Memory::read(memory, address)?, Origin::Word(address)));
         match rule {
             Rule::Undefined => None,
             Rule::Same => Some((self.get(register)?, self.origin(register))),
@@ -280,7 +282,8 @@ mod tests {
 
     fn step(cfa: Cfa, rules: Vec<(u16, Rule)>, sp: u64) -> (Step, RegisterFile) {
         let mut file = RegisterFile::new(Registers { ip: 0x400, sp, bp: 0x1800 });
-        let step = file.step(&Row { cfa, rules, signal: false }, true, &mut Words(0), &mut Decisive::default());
+        let step =
+            file.step(&Row { cfa, rules, signal: false }, true, &mut Words(0), &mut Decisive::default());
         (step, file)
     }
 

@@ -204,7 +204,8 @@ pub struct Wait {
     pub flags: WaitFlags,
     /// -1 where the call has none.
     pub fd: i32,
-    /// Descriptors in the poll set, also those that `sockets` lacks; where it lacks sockets, sockets alone.
+    /// Descriptors in the poll set, also those that `sockets` lacks; where `sockets` has none but
+    /// sockets, and as many as a record can have, only sockets are counted.
     pub set_size: u16,
     /// Looks folded into this wait.
     pub polls: u32,
