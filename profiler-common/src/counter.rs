@@ -20,7 +20,7 @@ pub enum Loss {
     WaitRing = 0,
     /// Ring buffer full: a DNS message was lost.
     DnsRing = 1,
-    /// Ring buffer full: a stack was lost (waits that refer to it have no user frames).
+    /// Ring buffer full: a stack was lost, and its wait has no frames.
     StackRing = 2,
     /// Ring buffer full: any other record.
     OtherRing = 3,
@@ -32,13 +32,15 @@ pub enum Loss {
     HandshakeTable = 6,
     /// A user stack could not be read or was cut.
     StackTruncated = 7,
-    /// A poll set had more descriptors than are looked at.
+    /// A poll set had more descriptors than are looked at, or could not be read to its end.
     PollSetTruncated = 8,
     /// The table of targets was full: a child is not followed.
     TargetTable = 9,
+    /// A thread's stacks were new too often: a wait goes without user frames.
+    StackCopiesLimited = 10,
 }
 
-pub const LOSS_COUNT: usize = 10;
+pub const LOSS_COUNT: usize = 11;
 
 impl Loss {
     pub const ALL: [Loss; LOSS_COUNT] = [
@@ -52,6 +54,7 @@ impl Loss {
         Loss::StackTruncated,
         Loss::PollSetTruncated,
         Loss::TargetTable,
+        Loss::StackCopiesLimited,
     ];
 
     /// Name in the trace's loss table.
@@ -68,13 +71,17 @@ impl Loss {
             Loss::StackTruncated => "stack_truncated",
             Loss::PollSetTruncated => "poll_set_truncated",
             Loss::TargetTable => "target_table_full",
+            Loss::StackCopiesLimited => "stack_copies_limited",
         }
     }
 
     /// Whether an event (rather than a part of one) is missing from the trace.
     #[must_use]
     pub const fn is_event(self) -> bool {
-        !matches!(self, Loss::StackTruncated | Loss::PollSetTruncated | Loss::StackRing)
+        !matches!(
+            self,
+            Loss::StackTruncated | Loss::PollSetTruncated | Loss::StackRing | Loss::StackCopiesLimited
+        )
     }
 }
 

@@ -10,6 +10,7 @@ pub mod call;
 pub mod config;
 pub mod counter;
 pub mod record;
+pub mod stack;
 pub mod table;
 
 pub use call::{Api, Call};
@@ -19,4 +20,5 @@ pub use record::{
     ApiRecord, DnsRecord, HandshakeRecord, Header, LifeRecord, RecordKind, RetransmitRecord, SockRecord,
     StackRecord, WaitRecord,
 };
+pub use stack::{Shape, ShapeKey, Shapes};
 pub use table::{NonblockingKey, NonblockingWait};

@@ -87,7 +87,8 @@ pub struct WaitRecord {
     pub flags: u16,
     /// Number of [`SockRecord`]s that follow.
     pub nsocks: u16,
-    /// Descriptors in the poll set, also those not looked at (saturating).
+    /// Descriptors in the poll set, also those not looked at (saturating). Where sockets take all the
+    /// places for descriptions, those that are no sockets are not counted.
     pub nfds: u16,
     /// First argument where it is a descriptor, else -1.
     pub fd: i32,
@@ -97,7 +98,7 @@ pub struct WaitRecord {
     pub ret: i64,
     /// Time asleep inside, from `sched_switch`; 0 where unknown.
     pub off_cpu_ns: u64,
-    /// Hash of the user stack, 0: none. The stack itself comes in a [`StackRecord`].
+    /// Id of the user stack, 0: none. The stack itself comes in a [`StackRecord`].
     pub user_stack: u64,
     /// Hash of the kernel stack at the longest sleep, 0: none.
     pub kernel_stack: u64,
@@ -124,6 +125,8 @@ pub const WAIT_NONBLOCKING: u16 = 4;
 pub const WAIT_SLEPT: u16 = 8;
 /// A segment of a non-blocking wait that ended without progress, because the thread turned to something else.
 pub const WAIT_PAUSED: u16 = 16;
+/// Not all descriptors of the set were looked at, and none of those that were is a listening socket.
+pub const WAIT_SET_CUT: u16 = 32;
 
 /// A DNS message that was sent or received, or the error in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,12 +218,15 @@ pub const LIFE_EXEC: u32 = 3;
 /// One thread ended.
 pub const LIFE_EXIT: u32 = 4;
 
-/// A stack that was not seen before under this hash.
+/// A stack that was not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct StackRecord {
     pub header: Header,
-    pub hash: u64,
+    /// What waits refer to it by: the hash of a kernel stack, a number of its own for each copy of a user stack.
+    pub id: u64,
+    /// User: hash of the frame records that the frame pointer leads to.
+    pub chain: u64,
     pub tgid: u32,
     pub tid: u32,
     /// 0 user, 1 kernel.
@@ -249,7 +255,7 @@ const _: () = assert!(size_of::<ApiRecord>() == 160);
 const _: () = assert!(size_of::<HandshakeRecord>() == 112);
 const _: () = assert!(size_of::<RetransmitRecord>() == 88);
 const _: () = assert!(size_of::<LifeRecord>() == 48);
-const _: () = assert!(size_of::<StackRecord>() == 56);
+const _: () = assert!(size_of::<StackRecord>() == 64);
 
 #[cfg(feature = "user")]
 mod pod {

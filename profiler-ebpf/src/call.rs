@@ -1,6 +1,5 @@
 //! Watched system calls: entry is noted, return is where everything is decided.
 
-use aya_ebpf::EbpfContext;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::btf_tracepoint;
@@ -153,14 +152,14 @@ fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> 
     let totals = emit::totals(call)?;
     totals.seen += 1;
     thread.restart = if error == ERESTART_RESTARTBLOCK { call } else { 0 };
-    let recorded = fold(ctx, thread, id, &Return { regs, ret, error, now_ns })
+    let recorded = fold(thread, id, &Return { regs, ret, error, now_ns })
         || (lasted_ns < settings::min_stall_ns() && !has_failed(call, error));
     if recorded {
         totals.below += 1;
         totals.below_ns += lasted_ns;
         return None;
     }
-    record(ctx, thread, id, &Return { regs, ret, error, now_ns });
+    record(thread, id, &Return { regs, ret, error, now_ns });
     Some(())
 }
 
@@ -183,7 +182,7 @@ impl Return<'_> {
 /// What a transfer means beside its duration: looks at non-blocking descriptors, progress on them, DNS messages. True
 /// where the call is folded into a wait that lasts on.
 #[inline(always)]
-fn fold(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<'_>) -> bool {
+fn fold(thread: &mut Thread, id: u64, back: &Return<'_>) -> bool {
     let call = thread.call;
     let tid = id as u32;
     let fd = thread.args[0] as u32;
@@ -195,7 +194,7 @@ fn fold(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<
                 return false;
             }
             let regs = UserRegs::from(back.regs);
-            nonblocking::look(ctx.as_ptr(), thread, &nonblocking::key(tid, fd, receive), &regs, back.now_ns);
+            nonblocking::look(thread, &nonblocking::key(tid, fd, receive), &regs, back.now_ns);
             return true;
         }
         if back.is_interrupted() {
@@ -249,14 +248,14 @@ fn has_failed(call: u32, error: u32) -> bool {
 }
 
 #[inline(always)]
-fn record(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64, back: &Return<'_>) {
+fn record(thread: &mut Thread, id: u64, back: &Return<'_>) {
     let tid = id as u32;
     wait::resolve(thread, tid, Current);
     if ANY_FILE.has(thread.call) && thread.sock.family == 0 {
         return;
     }
     let regs = UserRegs::from(back.regs);
-    let user_stack = stack::user(ctx.as_ptr(), &regs, id);
+    let user_stack = stack::user(&regs, id);
     let end = End { now_ns: back.now_ns, ret: back.ret, flags: 0, user_stack, regs };
     wait::emit(thread, tid, &end, Current);
 }

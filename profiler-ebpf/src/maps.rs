@@ -5,7 +5,9 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use profiler_common::call::{CALL_COUNT, CALL_TABLE};
 use profiler_common::config::MARK_COUNT;
 use profiler_common::counter::LOSS_COUNT;
-use profiler_common::{CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Target};
+use profiler_common::{
+    CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, ShapeKey, Shapes, Target,
+};
 
 use crate::stack::{KernelStack, UserStack};
 use crate::tcp::Owner;
@@ -68,9 +70,21 @@ pub static HANDSHAKES: HashMap<u64, HandshakeRecord> = HashMap::with_max_entries
 #[map]
 pub static OWNED: LruHashMap<u64, Owner> = LruHashMap::with_max_entries(65536, 0);
 
-/// Hashes of stacks that userspace has.
+/// Hashes of kernel stacks that userspace has.
 #[map]
 pub static SEEN_STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(16384, 0);
+
+/// Where the words lie that decide where a user stack leads. Userspace fills it when it has unwound a copy.
+#[map]
+pub static SHAPES: LruHashMap<ShapeKey, Shapes> = LruHashMap::with_max_entries(4096, 0);
+
+/// Id of each user stack that userspace has unwound, by the hash of its shape and words.
+#[map]
+pub static KNOWN_STACKS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(16384, 0);
+
+/// When each thread will have paid for the stacks that were copied for it, see `stack::may_copy`.
+#[map]
+pub static COPY_DEBTS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(16384, 0);
 
 #[map]
 pub static USER_STACK: PerCpuArray<UserStack> = PerCpuArray::with_max_entries(1, 0);

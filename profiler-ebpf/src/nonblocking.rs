@@ -2,7 +2,6 @@
 //! however often the program looked.
 
 use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
-use core::ffi::c_void;
 use profiler_common::config::NO_OFFSET;
 use profiler_common::record::{Header, RecordKind, WAIT_NONBLOCKING, WAIT_PAUSED};
 use profiler_common::table::{NONBLOCKING_RECEIVE, NONBLOCKING_SEND};
@@ -41,13 +40,7 @@ fn has_paused(open: &NonblockingWait, now_ns: u64, run_delay_ns: u64) -> bool {
 
 /// The thread looked, and there was nothing.
 #[inline(never)]
-pub fn look(
-    ctx: *mut c_void,
-    thread: &mut Thread,
-    key: &NonblockingKey,
-    regs: &UserRegs,
-    now_ns: u64,
-) -> u32 {
+pub fn look(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
     // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
     let open = unsafe { &mut *open };
@@ -68,7 +61,7 @@ pub fn look(
         open.bp = regs.bp;
         open.api = api::current(thread, regs.sp, Current);
         open.api_start_ns = if open.api == 0 { 0 } else { thread.api_start_ns };
-        open.user_stack = stack::user(ctx, regs, u64::from(open.tgid) << 32 | u64::from(key.tid));
+        open.user_stack = stack::user(regs, u64::from(open.tgid) << 32 | u64::from(key.tid));
     }
     0
 }

@@ -1,24 +1,37 @@
 //! The descriptors that `poll`, `select` and `epoll_wait` wait on.
+//!
+//! A set may be large, and what counts most may come last: NCCL's proxy thread polls an array that is nearly empty but
+//! for its end, where the listening socket is. A listening socket makes the whole wait idle, so the look ends with it.
+//! Where not everything could be looked at and none was found, the wait is marked (`WAIT_SET_CUT`).
 
 use profiler_common::record::WAIT_SOCKS;
 use profiler_common::{Call, Loss};
 
 use crate::call_class::{EPOLL, POLL, SELECT};
-use crate::mem::member;
+use crate::mem::{kernel, member};
 use crate::offset;
 use crate::repeat::{DONE, ON, repeat};
-use crate::socket::{describe, file_of, is_socket};
+use crate::socket::{AF_INET, AF_INET6, AF_UNIX, describe, is_socket, sock_of};
 use crate::thread::Thread;
 use crate::user_memory::UserMemory;
-use crate::wait::{NODES, SetWait};
+use crate::wait::{NODES, POLLFDS, SetWait};
 use crate::{emit, maps};
 
-/// Descriptors of a set that are looked at; most sets have fewer.
-const LOOK_AT: u32 = 64;
+/// Descriptors of a set that are looked at.
+const LOOK_AT: u32 = 256;
+/// Places of an array of `pollfd`, or bits of a set of `select`, that are looked at.
+const PLACES: u32 = 1024;
+/// Each step looks at one descriptor, or loads the next piece of the array.
+const STEPS: u32 = LOOK_AT + PLACES / POLLFDS as u32 + 2;
 
 const POLLIN: u16 = 1;
 const POLLPRI: u16 = 2;
 const POLLOUT: u16 = 4;
+
+const TCP_LISTEN: u8 = 10;
+
+/// Set in what is asked of an item of an epoll set that reports nothing until it is armed again.
+const DISARMED: u32 = 1 << 31;
 
 /// An empty set: too large to be built on the stack.
 static NEW: SetWait = SetWait::EMPTY;
@@ -38,21 +51,66 @@ fn room(tid: u32) -> Option<&'static mut SetWait> {
 #[inline(always)]
 pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
     let Some(set) = room(tid) else { return };
+    begin(set, memory.task());
+    if POLL.has(thread.call) {
+        repeat(STEPS, poll_step::<M>, &mut Walk::new(set, thread, memory));
+        if u64::from(set.next) < thread.args[1] {
+            let rest = thread.args[1] - u64::from(set.next);
+            set.nfds += if rest > 0xffff { 0xffff } else { rest as u32 };
+        }
+    } else if SELECT.has(thread.call) {
+        repeat(STEPS, select_step::<M>, &mut Walk::new(set, thread, memory));
+    } else {
+        let poll: u64 = member(file_at(set, thread.args[0] as u32), offset!(file_private_data));
+        set.nodes[0] = member(poll, offset!(eventpoll_rbr));
+        set.depth = u32::from(set.nodes[0] != 0);
+        repeat(STEPS, epoll_step::<M>, &mut Walk::new(set, thread, memory));
+    }
+    thread.arg = timeout_ms(thread, memory);
+    thread.resolved = 1;
+    set.cut = u32::from((set.cut != 0 || set.whole == 0) && set.listens == 0);
+    if set.cut != 0 {
+        emit::lost(Loss::PollSetTruncated);
+    }
+    if set.sockets >= WAIT_SOCKS as u32 {
+        set.nfds = set.sockets;
+    }
+}
+
+/// Nothing looked at yet.
+#[inline(always)]
+fn begin(set: &mut SetWait, task: u64) {
     set.count = 0;
     set.others = 0;
     set.other_count = 0;
     set.nfds = 0;
-    let cut = if POLL.has(thread.call) {
-        poll(set, thread, memory)
-    } else if SELECT.has(thread.call) {
-        select(set, thread, memory)
-    } else {
-        epoll(set, thread, memory)
-    };
-    thread.arg = timeout_ms(thread, memory);
-    thread.resolved = 1;
-    if cut {
-        emit::lost(Loss::PollSetTruncated);
+    set.sockets = 0;
+    set.looked = 0;
+    set.next = 0;
+    set.left = 0;
+    set.cut = 0;
+    set.whole = 0;
+    set.listens = 0;
+    let files: u64 = member(task, offset!(task_files));
+    let table: u64 = member(files, offset!(files_fdt));
+    set.file_count = member(table, offset!(fdtable_max_fds));
+    set.files = member(table, offset!(fdtable_fd));
+}
+
+/// The `struct file` behind a descriptor of the task whose set it is; 0: none.
+#[inline(always)]
+fn file_at(set: &SetWait, fd: u32) -> u64 {
+    if fd >= set.file_count || set.files == 0 { 0 } else { kernel(set.files + u64::from(fd) * 8) }
+}
+
+/// Puts aside what is left of the present piece where enough was looked at.
+#[inline(always)]
+fn limit(set: &mut SetWait) {
+    if set.listens != 0 {
+        set.left = 0;
+    } else if set.looked >= LOOK_AT && set.left != 0 {
+        set.cut = 1;
+        set.left = 0;
     }
 }
 
@@ -63,58 +121,62 @@ struct Walk<M> {
     set: *mut SetWait,
     memory: M,
     args: [u64; 6],
-    task: u64,
 }
 
 impl<M: UserMemory> Walk<M> {
     #[inline(always)]
     fn new(set: &mut SetWait, thread: &Thread, memory: M) -> Walk<M> {
-        Walk { set: &raw mut *set, memory, args: thread.args, task: memory.task() }
+        Walk { set: &raw mut *set, memory, args: thread.args }
     }
 }
 
-/// Takes the steps. Whether the set is larger than what is looked at.
-#[inline(always)]
-fn run<M: UserMemory>(
-    set: &mut SetWait,
-    thread: &Thread,
-    memory: M,
-    step: unsafe extern "C" fn(u32, *mut Walk<M>) -> i64,
-) -> bool {
-    set.whole = 0;
-    set.left = 0;
-    set.word = 0;
-    repeat(LOOK_AT, step, &mut Walk::new(set, thread, memory));
-    set.whole == 0
-}
-
-#[inline(always)]
-fn poll<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool {
-    set.nfds = thread.args[1] as u32;
-    run(set, thread, memory, poll_step::<M>)
-}
-
+/// Looks at the next descriptor of the present piece of the array, or loads the next piece.
 #[inline(never)]
-unsafe extern "C" fn poll_step<M: UserMemory>(index: u32, walk: *mut Walk<M>) -> i64 {
+unsafe extern "C" fn poll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64 {
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
     let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
-    if u64::from(index) >= walk.args[1] {
-        set.whole = 1;
-        return DONE;
+    limit(set);
+    if set.left == 0 {
+        return load_pollfds(set, walk);
     }
+    let bit = set.left.trailing_zeros();
+    set.left &= set.left - 1;
+    set.looked += 1;
     // fd, events, revents
-    let Some(entry) = walk.memory.read::<u64>(walk.args[0] + u64::from(index) * 8) else { return DONE };
+    let entry = set.pollfds[bit as usize % POLLFDS];
+    let place = set.first + bit;
     let fd = entry as u32;
-    if (fd as i32) >= 0 {
-        let asked = index << 16 | (entry >> 32) as u32 & 0xffff;
-        visit(set, file_of(walk.task, fd), fd, asked);
-    }
+    visit(set, file_at(set, fd), fd, (place & 0x7fff) << 16 | (entry >> 32) as u32 & 0xffff);
     ON
 }
 
 #[inline(always)]
-fn select<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool {
-    run(set, thread, memory, select_step::<M>)
+fn load_pollfds<M: UserMemory>(set: &mut SetWait, walk: &Walk<M>) -> i64 {
+    if u64::from(set.next) >= walk.args[1] {
+        set.whole = 1;
+        return DONE;
+    }
+    if set.next >= PLACES {
+        return DONE;
+    }
+    let rest = walk.args[1] - u64::from(set.next);
+    let count = if rest >= POLLFDS as u64 { POLLFDS as u32 } else { rest as u32 & 15 };
+    let from = walk.args[0] + u64::from(set.next) * 8;
+    if !walk.memory.read_bytes((&raw mut set.pollfds).cast(), count * 8, from) {
+        return DONE;
+    }
+    let mut live = 0;
+    let mut index = 0;
+    while index < POLLFDS {
+        // Negative descriptors are places that the program does not use.
+        live |= ((set.pollfds[index] as u32 >> 31) ^ 1) << index;
+        index += 1;
+    }
+    set.left = u64::from(live & ((1 << count) - 1));
+    set.first = set.next;
+    set.next += count;
+    set.nfds += set.left.count_ones();
+    ON
 }
 
 /// Looks at the next descriptor of the present word, or loads the next word.
@@ -122,27 +184,36 @@ fn select<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool 
 unsafe extern "C" fn select_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64 {
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
     let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
+    limit(set);
     if set.left == 0 {
-        let first = set.word * 64;
-        if u64::from(first) >= walk.args[0] || first >= 1024 {
-            set.whole = 1;
-            return DONE;
-        }
-        set.bits = words(&walk.args, walk.memory, set.word);
-        set.left = set.bits[0] | set.bits[1] | set.bits[2];
-        set.word += 1;
-        return ON;
+        return load_bits(set, walk);
     }
     let bit = set.left.trailing_zeros();
     set.left &= set.left - 1;
-    let fd = (set.word - 1) * 64 + bit;
-    if u64::from(fd) >= walk.args[0] {
+    set.looked += 1;
+    let fd = set.first + bit;
+    visit(set, file_at(set, fd), fd, u32::from(events(&set.bits, bit)));
+    ON
+}
+
+#[inline(always)]
+fn load_bits<M: UserMemory>(set: &mut SetWait, walk: &Walk<M>) -> i64 {
+    if u64::from(set.next) >= walk.args[0] {
         set.whole = 1;
         return DONE;
     }
-    set.nfds += 1;
-    let asked = u32::from(events(&set.bits, bit));
-    visit(set, file_of(walk.task, fd), fd, asked);
+    if set.next >= PLACES {
+        return DONE;
+    }
+    set.bits = words(&walk.args, walk.memory, set.next / 64);
+    set.left = set.bits[0] | set.bits[1] | set.bits[2];
+    let rest = walk.args[0] - u64::from(set.next);
+    if rest < 64 {
+        set.left &= (1 << rest) - 1;
+    }
+    set.first = set.next;
+    set.next += 64;
+    set.nfds += set.left.count_ones();
     ON
 }
 
@@ -160,16 +231,6 @@ fn events(bits: &[u64; 3], bit: u32) -> u16 {
     has(bits[0], POLLIN) | has(bits[1], POLLOUT) | has(bits[2], POLLPRI)
 }
 
-/// Walks the tree of an epoll descriptor in the kernel.
-#[inline(always)]
-fn epoll<M: UserMemory>(set: &mut SetWait, thread: &Thread, memory: M) -> bool {
-    let file = file_of(memory.task(), thread.args[0] as u32);
-    let poll: u64 = member(file, offset!(file_private_data));
-    set.nodes[0] = member(poll, offset!(eventpoll_rbr));
-    set.depth = u32::from(set.nodes[0] != 0);
-    run(set, thread, memory, epoll_step::<M>)
-}
-
 /// Visits the node that waits on top, and puts its children there.
 #[inline(never)]
 unsafe extern "C" fn epoll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64 {
@@ -177,6 +238,10 @@ unsafe extern "C" fn epoll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i6
     let set = unsafe { &mut *(*walk).set };
     if set.depth == 0 {
         set.whole = 1;
+        return DONE;
+    }
+    if set.looked >= LOOK_AT || set.listens != 0 {
+        set.nfds += set.depth;
         return DONE;
     }
     let mut depth = set.depth - 1;
@@ -204,11 +269,14 @@ fn visit_item(set: &mut SetWait, node: u64) {
     let fd: u32 = member(key, offset!(epoll_filefd_fd));
     let events: u32 = member(item, offset!(epitem_event));
     set.nfds += 1;
-    visit(set, member(key, offset!(epoll_filefd_file)), fd, events & 0xffff);
+    set.looked += 1;
+    // The kernel adds errors and hang-ups to what is asked for, so nothing at all means that it is disarmed.
+    let disarmed = if events & 0xffff == 0 { DISARMED } else { 0 };
+    visit(set, member(key, offset!(epoll_filefd_file)), fd, events & 0xffff | disarmed);
 }
 
-/// Takes a descriptor into the set. `asked`: its place in the caller's array, and the events asked for. Where all
-/// places are taken, a socket takes that of something else.
+/// Takes a descriptor into the set. `asked`: its place in the caller's array, the events asked for, `DISARMED`. Where
+/// all places are taken, a socket takes that of something else, and a listening one that of any.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn visit(set: *mut SetWait, file: u64, fd: u32, asked: u32) -> u32 {
@@ -218,27 +286,45 @@ extern "C" fn visit(set: *mut SetWait, file: u64, fd: u32, asked: u32) -> u32 {
         return 0;
     }
     let socket = is_socket(file);
+    let awaited = socket && asked & DISARMED == 0;
+    set.sockets += u32::from(socket);
     let slot = if set.count < WAIT_SOCKS as u32 {
         set.count += 1;
-        if !socket {
+        if !awaited {
             // A stack of slots, four bits each.
             set.others = set.others << 4 | u64::from(set.count - 1);
             set.other_count += 1;
         }
         set.count - 1
-    } else if socket && set.other_count > 0 {
+    } else if awaited && set.other_count > 0 {
         let slot = set.others as u32 & 15;
         set.others >>= 4;
         set.other_count -= 1;
         slot
+    } else if awaited && is_listening(file) {
+        WAIT_SOCKS as u32 - 1
     } else {
         return 0;
     };
     let slot = slot as usize % WAIT_SOCKS;
     describe(file, fd, &raw mut set.socks[slot]);
     set.socks[slot].events = asked as u16;
-    set.places[slot] = (asked >> 16) as u16;
+    set.places[slot] = (asked >> 16) as u16 & 0x7fff;
+    if awaited && listens(set.socks[slot].family, set.socks[slot].state) {
+        set.listens = 1;
+    }
     0
+}
+
+#[inline(always)]
+fn listens(family: u16, state: u8) -> bool {
+    state == TCP_LISTEN && (family == AF_INET || family == AF_INET6 || family == AF_UNIX)
+}
+
+#[inline(always)]
+fn is_listening(file: u64) -> bool {
+    let sock = sock_of(file);
+    listens(member(sock, offset!(sock_family)), member(sock, offset!(sock_state)))
 }
 
 /// After the call: which descriptors have something. For `epoll` the kernel does not say.

@@ -1,16 +1,22 @@
-//! Call stacks: walked by the kernel, named by a hash, sent once.
+//! Call stacks. A kernel stack is walked by the kernel, named by its hash, and sent once.
+//!
+//! A user stack is copied for userspace to unwind. What userspace learns by that (`profiler_common::stack`) makes the
+//! same stack known when it comes again; until then every wait has a copy of its own. So a wait is never said to have a
+//! stack that it does not have, whatever the frame pointer register is used for.
 
-use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
-use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_get_task_stack};
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
+use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_get_task_stack, bpf_ktime_get_ns};
 use core::ffi::c_void;
 use profiler_common::record::{Header, RecordKind, STACK_FRAMES, STACK_SNIPPET};
-use profiler_common::{Loss, StackRecord};
+use profiler_common::stack::{SHAPE_SET, SHAPE_SLOTS, SHAPES_OF_KEY, mix, with_word};
+use profiler_common::{Loss, Shape, ShapeKey, StackRecord};
 
 use crate::emit;
-use crate::maps::{KERNEL_STACK, SEEN_STACKS, USER_STACK};
+use crate::maps::{COPY_DEBTS, EVENTS, KERNEL_STACK, KNOWN_STACKS, SEEN_STACKS, SHAPES, USER_STACK};
 use crate::mem::user_bytes;
 use crate::regs::UserRegs;
 use crate::repeat::{DONE, ON, repeat};
+use crate::user_memory::{Current, UserMemory};
 
 const PAGE: usize = 4096;
 const HEAD: usize = size_of::<StackRecord>();
@@ -40,18 +46,20 @@ pub struct KernelStack {
 /// Innermost frames that are always the probe's own: this function, its program, and what runs it.
 const OWN_FRAMES: u64 = 3;
 
-const USER_SEED: u64 = 0x9ae1_6a3b_2f90_404f;
 const KERNEL_SEED: u64 = 0xc3a5_c85c_97cb_3127;
 
-#[inline(always)]
-fn mix(hash: u64, value: u64) -> u64 {
-    let hash = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    hash ^ (hash >> 29)
-}
+/// A frame pointer further above the stack pointer than this holds something else.
+const LARGEST_STACK: u64 = 8 << 20;
+/// No code lies below the first or above the second.
+const CODE: core::ops::Range<u64> = 0x1000..1 << 56;
 
-/// Hash of the current thread's user stack, sent to userspace if it is new; 0: none.
+/// Copies of one thread's stacks: one for every 20 ms in the long run, and this many ahead of that.
+const COPY_NS: u64 = 20_000_000;
+const COPIES_AHEAD: u64 = 256;
+
+/// Id of the current thread's user stack, which is sent to userspace where it is not known; 0: none.
 #[inline(never)]
-pub fn user(ctx: *mut c_void, regs: *const UserRegs, id: u64) -> u64 {
+pub fn user(regs: *const UserRegs, id: u64) -> u64 {
     // SAFETY: callers pass registers on their stack.
     let Some(regs) = (unsafe { regs.as_ref() }) else { return 0 };
     let Some(scratch) = USER_STACK.get_ptr_mut(0) else { return 0 };
@@ -62,26 +70,31 @@ pub fn user(ctx: *mut c_void, regs: *const UserRegs, id: u64) -> u64 {
         return 0;
     }
     scratch.busy = 1;
-    let hash = user_in(ctx, regs, id, scratch);
+    let stack = user_in(regs, id, scratch);
     scratch.busy = 0;
-    hash
+    stack
 }
 
 #[inline(always)]
-fn user_in(ctx: *mut c_void, regs: &UserRegs, id: u64, scratch: &mut UserStack) -> u64 {
-    let to = (&raw mut scratch.frames).cast();
-    // SAFETY: `to` has that many bytes.
-    let len = unsafe { bpf_get_stack(ctx, to, FRAMES as u32, u64::from(BPF_F_USER_STACK)) };
-    let frames = if len > 0 { len as u64 as u32 / 8 } else { 0 };
-    let frames = if frames > STACK_FRAMES as u32 { STACK_FRAMES as u32 } else { frames };
-    let seed = mix(mix(USER_SEED, id >> 32), regs.ip);
-    let hash = hash_frames(mix(seed, regs.sp), &scratch.frames, frames);
-    if SEEN_STACKS.get_ptr(hash).is_some() {
-        return hash;
+fn user_in(regs: &UserRegs, id: u64, scratch: &mut UserStack) -> u64 {
+    let chain = follow(regs, scratch);
+    let key = ShapeKey { tgid: (id >> 32) as u32, reserved: 0, ip: regs.ip, sp: regs.sp };
+    let stack = known(&key, regs.bp, chain.hash);
+    if stack != 0 {
+        return stack;
     }
+    // SAFETY: no preconditions.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    if !may_copy(id as u32, now_ns) {
+        emit::lost(Loss::StackCopiesLimited);
+        return 0;
+    }
+    let frames = if chain.count > STACK_FRAMES as u32 { STACK_FRAMES as u32 } else { chain.count };
+    let number = mix(mix(KERNEL_SEED, id), now_ns) | 1;
     scratch.record = StackRecord {
         header: Header { kind: RecordKind::Stack as u32, len: 0 },
-        hash,
+        id: number,
+        chain: chain.hash,
         tgid: (id >> 32) as u32,
         tid: id as u32,
         space: 0,
@@ -95,17 +108,121 @@ fn user_in(ctx: *mut c_void, regs: &UserRegs, id: u64, scratch: &mut UserStack) 
     let end = copy_snippet(scratch, begin, regs.sp);
     // The verifier does not know what the function returns.
     let end = if end > SNIPPET_END { SNIPPET_END } else { end };
-    if frames == 0 || end == begin {
+    if end == begin {
         emit::lost(Loss::StackTruncated);
     }
     scratch.record.snippet = (end - begin) as u32;
     scratch.record.header.len = end as u32;
-    if emit::bytes((&raw const *scratch).cast(), end, Loss::StackRing) {
-        let _ = SEEN_STACKS.insert(hash, 1, 0);
-        return hash;
+    if emit::bytes((&raw const *scratch).cast(), end, Loss::StackRing) { number } else { 0 }
+}
+
+/// Whether a thread may have a stack copied now. The ring buffer's second half is for waits alone.
+#[inline(always)]
+fn may_copy(tid: u32, now_ns: u64) -> bool {
+    if EVENTS.query(BPF_RB_AVAIL_DATA as u64) > EVENTS.query(BPF_RB_RING_SIZE as u64) / 2 {
+        return false;
     }
-    // It will be sent with the next wait that has it.
-    hash
+    // SAFETY: copied at once, and only this thread changes it.
+    let paid_ns = unsafe { COPY_DEBTS.get(tid) }.copied().unwrap_or(0);
+    let paid_ns = (if paid_ns > now_ns { paid_ns } else { now_ns }) + COPY_NS;
+    paid_ns - now_ns <= COPIES_AHEAD * COPY_NS && COPY_DEBTS.insert(tid, paid_ns, 0).is_ok()
+}
+
+/// The frames that the frame pointer register leads to.
+#[repr(C)]
+struct Chain {
+    frames: *mut [u64; STACK_FRAMES],
+    bp: u64,
+    end: u64,
+    hash: u64,
+    count: u32,
+    reserved: u32,
+}
+
+/// Follows frame pointers as long as they can be some: functions without a frame keep anything in that register. What
+/// comes out in such a case can still be nonsense, but it decides nothing then.
+#[inline(always)]
+fn follow(regs: &UserRegs, scratch: &mut UserStack) -> Chain {
+    scratch.frames[0] = regs.ip;
+    let end = regs.sp.saturating_add(LARGEST_STACK);
+    let frames = &raw mut scratch.frames;
+    let mut chain = Chain { frames, bp: regs.bp, end, hash: 0, count: 1, reserved: 0 };
+    if regs.bp >= regs.sp && regs.bp < end {
+        repeat(STACK_FRAMES as u32, follow_one, &mut chain);
+    }
+    chain
+}
+
+#[inline(never)]
+unsafe extern "C" fn follow_one(_: u32, chain: *mut Chain) -> i64 {
+    // SAFETY: `repeat` passes what it was given; the frames lie in a map.
+    let (chain, frames) = unsafe { (&mut *chain, &mut *(*chain).frames) };
+    let index = chain.count as usize;
+    if index >= STACK_FRAMES || chain.bp >= chain.end || chain.bp & 7 != 0 {
+        return DONE;
+    }
+    let Some([caller, address]) = Current.read::<[u64; 2]>(chain.bp) else { return DONE };
+    if !CODE.contains(&address) {
+        return DONE;
+    }
+    frames[index] = address;
+    chain.count += 1;
+    chain.hash = mix(mix(chain.hash, chain.bp), address);
+    if caller <= chain.bp {
+        return DONE;
+    }
+    chain.bp = caller;
+    ON
+}
+
+/// Id of a stack that userspace has unwound before; 0: it is not known.
+#[inline(always)]
+fn known(key: &ShapeKey, bp: u64, chain: u64) -> u64 {
+    let Some(shapes) = SHAPES.get_ptr(key) else { return 0 };
+    let mut index = 0;
+    while index < SHAPES_OF_KEY {
+        // SAFETY: an entry of the map, which userspace replaces as a whole.
+        let shape = unsafe { &(*shapes)[index] };
+        if shape.flags & SHAPE_SET != 0 {
+            let mut words =
+                Words { shape, sp: key.sp, hash: shape.begin(key, bp, chain), unread: 0, reserved: 0 };
+            repeat(u32::from(shape.count), take_word, &mut words);
+            // SAFETY: copied at once; userspace never takes an id away from a hash.
+            if words.unread == 0
+                && let Some(stack) = unsafe { KNOWN_STACKS.get(words.hash) }
+            {
+                return *stack;
+            }
+        }
+        index += 1;
+    }
+    0
+}
+
+#[repr(C)]
+struct Words {
+    shape: *const Shape,
+    sp: u64,
+    hash: u64,
+    unread: u32,
+    reserved: u32,
+}
+
+#[inline(never)]
+unsafe extern "C" fn take_word(index: u32, words: *mut Words) -> i64 {
+    // SAFETY: `repeat` passes what it was given; the shape lies in a map.
+    let (words, shape) = unsafe { (&mut *words, &*(*words).shape) };
+    if index as usize >= SHAPE_SLOTS {
+        words.unread = 1;
+        return DONE;
+    }
+    let slot = shape.slots[index as usize];
+    let Some(word) = Current.read::<u64>(words.sp + u64::from(slot) * 8) else {
+        words.unread = 1;
+        return DONE;
+    };
+    words.hash = with_word(words.hash, slot, word);
+    ON
 }
 
 /// Copies stack memory from `sp` upward to `begin` bytes into the buffer, a page at a time, since a copy fails as a
@@ -202,7 +319,8 @@ fn send_kernel(scratch: &mut KernelStack, len: i64, id: u64) -> u64 {
     let len = HEAD as u64 + u64::from(frames) * 8;
     scratch.record = StackRecord {
         header: Header { kind: RecordKind::Stack as u32, len: len as u32 },
-        hash,
+        id: hash,
+        chain: 0,
         tgid: (id >> 32) as u32,
         tid: id as u32,
         space: 1,

@@ -1,6 +1,6 @@
 //! Wait records: what a call that is over, or still lasts, is told as.
 
-use profiler_common::record::{Header, RecordKind, WAIT_IN_FLIGHT, WAIT_SOCKS};
+use profiler_common::record::{Header, RecordKind, WAIT_IN_FLIGHT, WAIT_SET_CUT, WAIT_SOCKS};
 use profiler_common::{Call, Loss, SockRecord, WaitRecord};
 
 use crate::call_class::{HAS_FD, ON_SET, ON_SOCKET};
@@ -11,6 +11,9 @@ use crate::{api, emit, maps, poll_set, socket};
 
 /// Nodes of an epoll tree that wait to be visited: twice the depth of a tree of a million items.
 pub const NODES: usize = 64;
+
+/// Entries of an array of `pollfd` that are read at once.
+pub const POLLFDS: usize = 16;
 
 /// A wait on a set of descriptors: the record as it goes out, and what filling it needs.
 #[repr(C)]
@@ -23,19 +26,31 @@ pub struct SetWait {
     pub count: u32,
     /// Descriptors in the set.
     pub nfds: u32,
-    /// Slots that hold no sockets, four bits each, the last one lowest.
+    /// Slots whose place a socket may take, four bits each, the last one lowest.
     pub others: u64,
     pub other_count: u32,
-    /// `select`: the bits of the present word that are left, and the next word.
-    pub word: u32,
+    /// Sockets and descriptors that were looked at.
+    pub sockets: u32,
+    pub looked: u32,
+    /// `poll`, `select`: the piece of the set that is looked at begins here, and the next one here.
+    pub first: u32,
+    pub next: u32,
+    /// Descriptors of that piece that are left, as bits.
     pub left: u64,
     pub bits: [u64; 3],
+    pub pollfds: [u64; POLLFDS],
+    /// The task's table of open files.
+    pub files: u64,
+    pub file_count: u32,
     /// `epoll`: nodes of the tree that wait to be visited.
     pub depth: u32,
     /// The set's end was reached.
     pub whole: u32,
     pub is_poll: u32,
-    pub reserved: u32,
+    /// A listening socket was found.
+    pub listens: u32,
+    /// Something was not looked at, and no listening socket was found.
+    pub cut: u32,
     pub nodes: [u64; NODES],
 }
 
@@ -72,13 +87,20 @@ impl SetWait {
         nfds: 0,
         others: 0,
         other_count: 0,
-        word: 0,
+        sockets: 0,
+        looked: 0,
+        first: 0,
+        next: 0,
         left: 0,
         bits: [0; 3],
+        pollfds: [0; POLLFDS],
+        files: 0,
+        file_count: 0,
         depth: 0,
         whole: 0,
         is_poll: 0,
-        reserved: 0,
+        listens: 0,
+        cut: 0,
         nodes: [0; NODES],
     };
 }
@@ -157,6 +179,9 @@ fn emit_set<M: UserMemory>(thread: &mut Thread, tid: u32, end: &End, memory: M) 
     fill(&mut set.wait, thread, tid, end, memory);
     set.wait.header.len = len;
     set.wait.nsocks = count as u16;
+    if thread.resolved == 0 || set.cut != 0 {
+        set.wait.flags |= WAIT_SET_CUT;
+    }
     set.wait.nfds = if nfds > 0xffff { 0xffff } else { nfds as u16 };
     emit::bytes((&raw const *set).cast(), u64::from(len), Loss::WaitRing)
 }

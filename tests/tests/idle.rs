@@ -56,6 +56,18 @@ fn polling_a_listening_socket_is_idle_whoever_else_is_in_the_set() {
 }
 
 #[test]
+fn a_listening_socket_at_the_end_of_a_large_array_is_found() {
+    let peer = Peer::silent();
+    assert_first_thread_idle(&["poll-sparse", &peer.name()]);
+}
+
+#[test]
+fn a_listening_socket_among_hundreds_of_connections_is_found() {
+    let peer = Peer::silent();
+    assert_first_thread_idle(&["epoll-crowd", &peer.name(), "200"]);
+}
+
+#[test]
 fn sleep_is_idle() {
     assert_first_thread_idle(&["sleep", "20"]);
 }

@@ -271,3 +271,33 @@ fn lost_packets_are_retransmissions_of_the_hop() {
     assert_eq!(hops[0]["transport"], "tcp");
     assert!(sum(&hops, "rtt.count") >= 1, "{:#}", hops[0]);
 }
+
+/// Polls that many silent connections, to 16 peers by turns: how long, the report, and the peers.
+fn poll_crowd(connections: u64) -> (u64, Value, Vec<Peer>) {
+    require_root();
+    let peers: Vec<Peer> = (0..16).map(|_| Peer::silent()).collect();
+    let mut arguments = vec!["poll-crowd".to_owned(), connections.to_string()];
+    arguments.extend(peers.iter().map(Peer::name));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (values, trace) = record_run(&mut Program::start(&arguments));
+    (values.ns(), trace.report(), peers)
+}
+
+#[test]
+fn a_poll_of_many_peers_is_shared_equally_by_all_also_those_that_are_not_described() {
+    let (waited, report, peers) = poll_crowd(100);
+    assert_close("the whole", stalled(&report, "sock.recv"), waited);
+    for peer in &peers {
+        let row = socket(&report, &peer.name(), "recv");
+        assert_close_to(&peer.name(), sum(&[row], "stalled_ns"), waited / 100, waited / 1000);
+    }
+    let rest = socket(&report, "", "recv");
+    assert_close("the rest", sum(&[rest], "stalled_ns"), waited * 84 / 100);
+}
+
+#[test]
+fn a_set_that_is_too_large_to_be_looked_at_is_blamed_on_nobody() {
+    let (waited, report, _peers) = poll_crowd(300);
+    assert_eq!(report["totals"]["stalled_ns"], 0, "{:#}", report["causes"]);
+    assert_close("other", sum(&rows(&report, "threads", &[]), "other_ns"), waited);
+}

@@ -12,9 +12,15 @@
 //! - Other waits, no stalls: unix sockets, netlink, pipes, other `futex` operations.
 //!
 //! All peers of one wait share it equally, also where only one of them became ready: the thread waited for
-//! any. A set that mixes peers with pipes and unix sockets is shared among the peers.
+//! any. A set that mixes peers with pipes and unix sockets is shared among the peers. Of a large set not every socket is
+//! described: the others are taken to be like those that are, and their part of the wait has no peer.
+//!
+//! A set that the probes could not look at to its end, where they saw no listening socket, is another wait: what they
+//! saw is not what it waits for, and the rest may listen. Places of an array of `pollfd` with a negative descriptor,
+//! and everything behind a listening socket, are not missing.
 
 use profiler_common::Call;
+use profiler_common::record::WAIT_SOCKS;
 
 use super::context::Context;
 use crate::model::cause::Cause;
@@ -35,7 +41,7 @@ pub enum Verdict {
     Stall,
 }
 
-/// An equal share of a wait.
+/// A share of a wait: as many equal parts of it as it has sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     pub socket: SocketId,
@@ -47,6 +53,8 @@ pub struct Slot {
     pub retransmit: Interval,
     /// In the rest.
     pub base: Cause,
+    /// Sockets that it stands for.
+    pub parts: u32,
 }
 
 impl Slot {
@@ -58,6 +66,7 @@ impl Slot {
             connected_ns: 0,
             retransmit: Interval { start_ns: u64::MAX, end_ns: u64::MAX },
             base,
+            parts: 1,
         }
     }
 
@@ -104,7 +113,11 @@ fn classify_poll(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> V
     if set.iter().any(listens) {
         return Verdict::Idle;
     }
+    if wait.flags.set_cut {
+        return Verdict::Other;
+    }
     if fill(context, wait, set, slots) {
+        add_rest(wait, set, slots);
         return Verdict::Stall;
     }
     let work = |awaited: &Awaited| class(awaited) == Some(SocketClass::NotASocket);
@@ -124,6 +137,17 @@ fn classify_poll(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> V
 fn classify_call(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
     let set = context.model.sets.get(wait.set);
     if fill(context, wait, set, slots) { Verdict::Stall } else { Verdict::Other }
+}
+
+/// A slot for the sockets of a large set that are not described.
+fn add_rest(wait: &WaitSpan, set: &[Awaited], slots: &mut Vec<Slot>) {
+    let more = usize::from(wait.set_size).saturating_sub(set.len());
+    let Some(first) = slots.first().copied().filter(|_| more > 0 && set.len() >= WAIT_SOCKS) else { return };
+    let parts = u32::try_from(more * slots.len() / set.len()).unwrap_or(0);
+    if parts > 0 {
+        let awaited = Awaited { socket: first.socket, state: 0, interest: first.interest };
+        slots.push(Slot { parts, ..Slot::new(awaited, NameId::default(), first.base) });
+    }
 }
 
 /// A slot for each peer of the set. Sockets without a known peer count only where there is no other.

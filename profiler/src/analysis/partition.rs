@@ -107,10 +107,10 @@ fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan,
     advance(&mut open, track.presence.end_ns);
 }
 
-/// Divides `span` equally among the slots, what is left of the division to the first ones, with a cut
+/// Divides `span` among the slots in equal parts, what is left of the division to the first ones, with a cut
 /// wherever a slot's cause changes.
 fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>) {
-    let count = slots.len() as u64;
+    let count: u64 = slots.iter().map(|slot| u64::from(slot.parts)).sum();
     if count == 0 {
         return;
     }
@@ -123,12 +123,15 @@ fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>)
     }
     cuts.sort_unstable();
     cuts.dedup();
-    for (index, slot) in (0_u64..).zip(slots) {
+    let mut index = 0;
+    for slot in slots {
+        let parts = u64::from(slot.parts);
         let mut open: Option<Piece> = None;
         for pair in cuts.windows(2) {
             let &[start_ns, end_ns] = pair else { continue };
             let part = Interval { start_ns, end_ns };
-            let weight_ns = part.len() / count + u64::from(index < part.len() % count);
+            let left = (part.len() % count).saturating_sub(index).min(parts);
+            let weight_ns = part.len() / count * parts + left;
             let cause = slot.cause_at(part.start_ns);
             match &mut open {
                 Some(piece) if piece.cause == cause => {
@@ -139,6 +142,7 @@ fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>)
             }
         }
         keep(open, pieces);
+        index += parts;
     }
 }
 

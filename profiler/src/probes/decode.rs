@@ -4,7 +4,7 @@
 use profiler_common::call::ApiArgument;
 use profiler_common::record::{
     DNS_CAPTURE, LIFE_EXEC, LIFE_EXIT, LIFE_FORK, LIFE_THREAD, RecordKind, STACK_FRAMES, STACK_SNIPPET,
-    WAIT_BEGAN_EARLIER, WAIT_IN_FLIGHT, WAIT_NONBLOCKING, WAIT_PAUSED, WAIT_SLEPT, WAIT_SOCKS,
+    WAIT_BEGAN_EARLIER, WAIT_IN_FLIGHT, WAIT_NONBLOCKING, WAIT_PAUSED, WAIT_SET_CUT, WAIT_SLEPT, WAIT_SOCKS,
 };
 use profiler_common::{Api, Call};
 use thiserror::Error;
@@ -108,6 +108,7 @@ pub(super) fn wait_flags(bits: u16) -> WaitFlags {
         nonblocking: bits & WAIT_NONBLOCKING != 0,
         slept: bits & WAIT_SLEPT != 0,
         paused: bits & WAIT_PAUSED != 0,
+        set_cut: bits & WAIT_SET_CUT != 0,
     }
 }
 
@@ -209,17 +210,18 @@ fn life(fields: &mut Fields<'_>, short: DecodeError) -> Result<Event, DecodeErro
 fn stack(fields: &mut Fields<'_>, short: DecodeError) -> Result<Event, DecodeError> {
     let mut read = || {
         Some((
-            (fields.u64()?, fields.u32()?, fields.u32()?, fields.u16()?, fields.u16()?, fields.u32()?),
+            (fields.u64()?, fields.u64()?, fields.u32()?, fields.u32()?),
+            (fields.u16()?, fields.u16()?, fields.u32()?),
             Registers { ip: fields.u64()?, sp: fields.u64()?, bp: fields.u64()? },
         ))
     };
-    let ((id, pid, tid, space, frames, snippet), regs) = read().ok_or(short)?;
+    let ((id, chain, pid, tid), (space, frames, snippet), regs) = read().ok_or(short)?;
     if usize::from(frames) > STACK_FRAMES || snippet as usize > STACK_SNIPPET || space > 1 {
         return Err(DecodeError::Value { what: "stack size or space", value: frames.into() });
     }
     let frames = (0..frames).map(|_| fields.u64()).collect::<Option<Vec<u64>>>().ok_or(short)?;
     let snippet = fields.bytes(snippet as usize).ok_or(short)?.to_vec();
-    Ok(Event::Stack(RawStack { id, kernel: space == 1, pid, tid, frames, regs, snippet }))
+    Ok(Event::Stack(RawStack { id, kernel: space == 1, pid, tid, frames, chain, regs, snippet }))
 }
 
 fn api_of(number: u32) -> Api {
@@ -437,7 +439,8 @@ mod tests {
     fn a_stack_is_frames_and_then_memory() {
         let record = StackRecord {
             header: header(RecordKind::Stack, size_of::<StackRecord>() + 2 * 8 + 4),
-            hash: 5,
+            id: 5,
+            chain: 77,
             tgid: 1,
             tid: 2,
             space: 0,
@@ -454,6 +457,8 @@ mod tests {
         let Ok(Event::Stack(stack)) = decode(&whole) else { panic!("no stack") };
         assert_eq!(stack.frames, [0x1111, 0x2222]);
         assert_eq!(stack.snippet, [1, 2, 3, 4]);
+        assert_eq!((stack.id, stack.chain, stack.pid, stack.tid), (5, 77, 1, 2));
+        assert_eq!(stack.regs, Registers { ip: 6, sp: 7, bp: 8 });
         assert!(!stack.kernel);
         whole.truncate(whole.len() - 1);
         assert!(matches!(decode(&whole), Err(DecodeError::Length { .. })));

@@ -13,13 +13,15 @@ pub struct Registers {
 /// A call stack as the kernel walked it, with the piece of stack memory above `regs.sp`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawStack {
-    /// Hash that waits refer to it by; unique for user and kernel stacks together.
+    /// What waits refer to it by; unique for user and kernel stacks together, and for each copy of a user stack.
     pub id: u64,
     pub kernel: bool,
     pub pid: u32,
     pub tid: u32,
     /// Program counters by frame pointers, innermost first.
     pub frames: Vec<u64>,
+    /// Hash of the frame records that these frames were found by.
+    pub chain: u64,
     pub regs: Registers,
     /// Memory from `regs.sp` upward; empty for kernel stacks.
     pub snippet: Vec<u8>,

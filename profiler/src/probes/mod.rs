@@ -22,6 +22,7 @@ mod error;
 pub mod event;
 mod fields;
 mod iterate;
+mod known_stacks;
 mod load;
 mod multi_uprobe;
 mod restart;
@@ -43,6 +44,7 @@ use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, Nonblock
 pub use decode::{DecodeError, decode};
 pub use error::ProbeError;
 pub(crate) use error::one_line;
+pub use known_stacks::KnownStacks;
 
 use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
 use event::Event;
@@ -83,6 +85,7 @@ pub struct ProbeSet {
     lost: PerCpuArray<MapData, u64>,
     nonblocking: HashMap<MapData, NonblockingKey, NonblockingWait>,
     handshakes: HashMap<MapData, u64, HandshakeRecord>,
+    known_stacks: Option<KnownStacks>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     coverage: coverage::Families,
     settings: Settings,
@@ -120,6 +123,10 @@ impl ProbeSet {
             lost: take(&mut ebpf, "LOSSES")?,
             nonblocking: take(&mut ebpf, "NONBLOCKING")?,
             handshakes: take(&mut ebpf, "HANDSHAKES")?,
+            known_stacks: Some(KnownStacks::new(
+                take(&mut ebpf, "SHAPES")?,
+                take(&mut ebpf, "KNOWN_STACKS")?,
+            )),
             ebpf,
             resolver,
             logger,
@@ -128,6 +135,11 @@ impl ProbeSet {
             ended: HashSet::new(),
             undecodable: 0,
         })
+    }
+
+    /// The tables of known stacks, for whoever unwinds; `None` when they were handed out before.
+    pub fn take_known_stacks(&mut self) -> Option<KnownStacks> {
+        self.known_stacks.take()
     }
 
     /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `children`, `snapshot`,
@@ -219,7 +231,8 @@ impl ProbeSet {
     /// Hands out at most `max_records` events that wait in the ring buffer; never blocks. Returns the number of
     /// records taken, which is below `max_records` when the buffer is empty.
     ///
-    /// A stack comes before the first wait that refers to it, and may come again later.
+    /// A stack comes before the first wait that refers to it. Until [`KnownStacks::tell`] is called for it, waits that
+    /// have it again come with copies of their own, under other ids.
     pub fn drain(&mut self, max_records: usize, sink: &mut dyn FnMut(Event)) -> usize {
         let mut taken = 0;
         while taken < max_records {

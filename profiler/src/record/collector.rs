@@ -2,10 +2,11 @@
 
 use profiler_common::Call;
 
+use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
 use super::progress::Totals;
 use super::socket_thread::{Found, SocketThread};
-use super::symbol_thread::SymbolThread;
+use super::symbol_thread::{Named, SymbolThread};
 use crate::probes::event::{Event, Registers};
 use crate::probes::{ProbeError, ProbeSet};
 use crate::symbols::Symbolizer;
@@ -13,7 +14,7 @@ use crate::target::process::thread_time;
 use crate::target::resolver::ResolverLibrary;
 use crate::target::{ProcRoot, ResolverLibraries, TargetSet, environment, set::Change};
 use crate::trace::error::TraceError;
-use crate::trace::record::{Coverage, Ends, FamilyState, LifeEvent, Loss, Record, Socket, Stack, Wait};
+use crate::trace::record::{Coverage, Ends, FamilyState, LifeEvent, Loss, Record, Socket, Wait};
 use crate::trace::writer::TraceWriter;
 
 /// Processes whose environment is kept; the rest differ in their rank at most.
@@ -42,6 +43,7 @@ pub struct Collector {
     socket_failure: Option<String>,
     environments: usize,
     dns: bool,
+    held: HeldWaits,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -71,6 +73,7 @@ impl Collector {
             socket_failure: None,
             environments: 0,
             dns,
+            held: HeldWaits::default(),
             pending: Vec::new(),
             finishing: false,
         }
@@ -133,7 +136,7 @@ impl Collector {
                 self.note_worst(&wait);
                 if wait.flags.in_flight && wait.user_stack == 0 && self.finishing {
                     self.pending.push((wait, registers));
-                } else {
+                } else if let Some(wait) = self.held.pass(wait) {
                     self.write(Record::Wait(wait));
                 }
             }
@@ -159,7 +162,12 @@ impl Collector {
                 changes.push(self.targets.apply(&life));
                 self.write(Record::Life(life));
             }
-            Event::Stack(raw) => self.symbols.name(raw),
+            Event::Stack(raw) => {
+                let (id, kernel) = (raw.id, raw.kernel);
+                if self.symbols.name(raw) && !kernel {
+                    self.held.expect(id);
+                }
+            }
         }
     }
 
@@ -236,12 +244,23 @@ impl Collector {
     }
 
     fn take_side_results(&mut self) {
-        let stacks: Vec<Stack> = self.symbols.take().collect();
-        for stack in stacks {
-            self.write(Record::Stack(stack));
-        }
+        let named: Vec<Named> = self.symbols.take().collect();
+        self.take_named(named);
         let found: Vec<Found> = self.sockets.take().collect();
         self.take_found(found);
+    }
+
+    fn take_named(&mut self, named: Vec<Named>) {
+        for named in named {
+            match named {
+                Named::Stack(stack) => self.write(Record::Stack(stack)),
+                Named::Same { id, same_as } => {
+                    for wait in self.held.resolve(id, same_as) {
+                        self.write(Record::Wait(wait));
+                    }
+                }
+            }
+        }
     }
 
     fn take_found(&mut self, found: Vec<Found>) {
@@ -281,7 +300,7 @@ impl Collector {
             self.write(Record::CallCount(count));
         }
         let mut losses = probes.losses();
-        let refused = self.symbols.refused();
+        let refused = self.symbols.refused() + self.held.dropped_stacks();
         if refused > 0 {
             losses.push(Loss { what: "stacks_not_named".into(), count: refused, events: false });
         }
@@ -320,13 +339,14 @@ impl Collector {
         self.take_side_results();
         let Collector { symbols, pending, .. } = &mut self;
         let pending = std::mem::take(pending);
-        let (rest, symbolizer) = match SymbolThread::start() {
+        let (rest, symbolizer) = match SymbolThread::start(None) {
             // The running thread is taken out; the new one has nothing to do.
             Ok(idle) => std::mem::replace(symbols, idle).finish(),
             Err(_) => (symbols.take().collect(), None),
         };
-        for stack in rest {
-            self.write(Record::Stack(stack));
+        self.take_named(rest);
+        for wait in self.held.give_up() {
+            self.write(Record::Wait(wait));
         }
         let mut symbolizer = symbolizer.unwrap_or_default();
         for (wait, registers) in pending {

@@ -3,7 +3,8 @@
 mod collector;
 pub mod command;
 pub mod error;
-pub mod host;
+pub mod held_waits;
+mod host;
 pub mod options;
 pub mod progress;
 pub mod session;

@@ -74,8 +74,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         verbose: options.verbose,
     })?;
     let targets = TargetSet::new(root.clone(), &asked_for, options.follow);
-    let symbols =
-        SymbolThread::start().map_err(|source| RecordError::Start { what: "symbol thread", source })?;
+    let symbols = SymbolThread::start(probes.take_known_stacks())
+        .map_err(|source| RecordError::Start { what: "symbol thread", source })?;
     let sockets = SocketThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
     let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, options.dns);

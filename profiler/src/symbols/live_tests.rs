@@ -247,7 +247,7 @@ fn raw_stack(pid: u32, snippet: usize) -> RawStack {
         frames.push(address);
         pointer = next;
     }
-    RawStack { id: 77, kernel: false, pid, tid: pid, frames, regs, snippet: bytes }
+    RawStack { id: 77, pid, tid: pid, frames, regs, snippet: bytes, ..RawStack::default() }
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! 1 MiB, the kernel's symbols 5 MiB.
 
 mod cfi;
+mod decisive;
 mod demangle;
 mod elf;
 mod files;
@@ -30,11 +31,27 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use profiler_common::record::STACK_FRAMES;
 
+pub use self::decisive::KnownStack;
 use self::kernel::Kernel;
 use self::modules::Modules;
 use self::unwind::{Pc, Snippet, Walk};
 use crate::probes::event::{RawStack, Registers};
 use crate::trace::record::{Frame, Space, Stack};
+
+/// A user stack before its frames have names. Two that are equal read the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unwound {
+    pid: u32,
+    frames: Vec<Pc>,
+    complete: bool,
+}
+
+impl Unwound {
+    /// Whose stack it is.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}
 
 /// Turns addresses of processes and of the kernel into named stacks.
 #[derive(Default)]
@@ -70,17 +87,32 @@ impl Symbolizer {
         if raw.kernel {
             return self.kernel_stack(raw);
         }
+        let (unwound, _) = self.unwind(raw);
+        self.name(raw.id, &unwound)
+    }
+
+    /// Unwinds a user stack, which is quick compared to finding the names; and says by what the kernel would know
+    /// it again, where that can be said.
+    pub fn unwind(&mut self, raw: &RawStack) -> (Unwound, Option<KnownStack>) {
         let mut space = self.modules.space(raw.pid);
-        let walk = if raw.regs.ip == 0 || raw.snippet.is_empty() {
-            let known = space.is_known();
-            unwind::kernel_frames(&mut space, &raw.frames, known)
+        let (walk, known) = if raw.regs.ip == 0 || raw.snippet.is_empty() {
+            let has_code = space.is_known();
+            (unwind::kernel_frames(&mut space, &raw.frames, has_code), None)
         } else {
             let mut snippet = Snippet { base: raw.regs.sp, bytes: &raw.snippet };
             let walk = unwind::walk(&mut space, raw.regs, &mut snippet);
-            unwind::splice(&mut space, walk, &raw.frames, raw.regs, &mut snippet)
+            let walk = unwind::splice(&mut space, walk, &raw.frames, raw.regs, &mut snippet);
+            let known = walk.decisive.shape(raw);
+            (walk, known)
         };
-        let frames = walk.frames.iter().map(|pc| space.frame(pc.site())).collect();
-        self.finish(Stack { id: raw.id, space: Space::User, frames, truncated: !walk.complete })
+        (Unwound { pid: raw.pid, frames: walk.frames, complete: walk.complete }, known)
+    }
+
+    /// Names the frames of a user stack.
+    pub fn name(&mut self, id: u64, unwound: &Unwound) -> Stack {
+        let mut space = self.modules.space(unwound.pid);
+        let frames = unwound.frames.iter().map(|pc| space.frame(pc.site())).collect();
+        self.finish(Stack { id, space: Space::User, frames, truncated: !unwound.complete })
     }
 
     /// The stack of a thread that is blocked now, with an id of its own. `None` where it has woken or is

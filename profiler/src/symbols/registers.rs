@@ -6,6 +6,7 @@ use gimli::{
 use gimli::{Location, Value};
 
 use super::cfi::{Cfa, Row, Rule};
+use super::decisive::{Decisive, Origin};
 use crate::probes::event::Registers;
 
 #[cfg(not(target_arch = "aarch64"))]
@@ -59,24 +60,43 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) struct RegisterFile {
     values: [Option<u64>; COUNT],
+    /// Where each value came from.
+    origins: [Origin; COUNT],
 }
 
 impl RegisterFile {
     /// A frame pointer of 0 is taken as unknown.
     pub(super) fn new(registers: Registers) -> RegisterFile {
-        let mut file = RegisterFile { values: [None; COUNT] };
-        file.set(arch::SP, Some(registers.sp));
-        file.set_frame_pointer((registers.bp != 0).then_some(registers.bp));
+        let mut file = RegisterFile::empty();
+        file.set(arch::SP, Some(registers.sp), Origin::Walk);
+        file.set(arch::FP, (registers.bp != 0).then_some(registers.bp), Origin::FramePointer);
         file
+    }
+
+    fn empty() -> RegisterFile {
+        RegisterFile { values: [None; COUNT], origins: [Origin::Walk; COUNT] }
+    }
+
+    fn origin(&self, register: u16) -> Origin {
+        self.origins.get(usize::from(register)).copied().unwrap_or(Origin::Unclear)
+    }
+
+    /// The value of a register that decides where the walk goes on.
+    fn need(&self, register: u16, decisive: &mut Decisive) -> Option<u64> {
+        // Also where there is none: another stack may have one.
+        decisive.add(self.origin(register));
+        self.get(register)
     }
 
     fn get(&self, register: u16) -> Option<u64> {
         self.values.get(usize::from(register)).copied().flatten()
     }
 
-    fn set(&mut self, register: u16, value: Option<u64>) {
-        if let Some(slot) = self.values.get_mut(usize::from(register)) {
+    fn set(&mut self, register: u16, value: Option<u64>, origin: Origin) {
+        let index = usize::from(register);
+        if let (Some(slot), Some(from)) = (self.values.get_mut(index), self.origins.get_mut(index)) {
             *slot = value;
+            *from = origin;
         }
     }
 
@@ -88,25 +108,38 @@ impl RegisterFile {
         self.get(arch::FP)
     }
 
-    pub(super) fn set_frame_pointer(&mut self, value: Option<u64>) {
-        self.set(arch::FP, value);
+    /// Sets a frame pointer that was guessed.
+    pub(super) fn guess_frame_pointer(&mut self, value: u64) {
+        self.set(arch::FP, Some(value), Origin::Unclear);
     }
 
-    /// Turns these registers into the caller's.
-    pub(super) fn step(&mut self, row: &Row, first: bool, memory: &mut impl Memory) -> Step {
+    /// Turns these registers into the caller's. What decided about that is added to `decisive`.
+    pub(super) fn step(
+        &mut self,
+        row: &Row,
+        first: bool,
+        memory: &mut impl Memory,
+        decisive: &mut Decisive,
+    ) -> Step {
         if let Some(Rule::Undefined) = row.rule(arch::RETURN) {
             return Step::Outermost;
         }
-        self.try_step(row, first, memory).map_or(Step::Lost, |address| match address {
+        self.try_step(row, first, memory, decisive).map_or(Step::Lost, |address| match address {
             0 => Step::Outermost,
             address => Step::Caller(address),
         })
     }
 
-    fn try_step(&mut self, row: &Row, first: bool, memory: &mut impl Memory) -> Option<u64> {
+    fn try_step(
+        &mut self,
+        row: &Row,
+        first: bool,
+        memory: &mut impl Memory,
+        decisive: &mut Decisive,
+    ) -> Option<u64> {
         let cfa = match &row.cfa {
-            Cfa::Register(register, offset) => self.get(*register)?.checked_add_signed(*offset)?,
-            Cfa::Expression(bytes) => self.evaluate(bytes, None, memory)?,
+            Cfa::Register(register, offset) => self.need(*register, decisive)?.checked_add_signed(*offset)?,
+            Cfa::Expression(bytes) => self.evaluate(bytes, None, memory, decisive)?,
         };
         let sp = self.stack_pointer();
         // The stack grows down: a caller's frame lies above. Only a signal may come from another stack,
@@ -115,42 +148,66 @@ impl RegisterFile {
         if !advances {
             return None;
         }
-        let mut caller = RegisterFile { values: [None; COUNT] };
+        let mut caller = RegisterFile::empty();
         for &register in arch::PRESERVED {
-            caller.set(register, self.get(register));
+            caller.set(register, self.get(register), self.origin(register));
         }
-        caller.set(arch::SP, Some(cfa));
+        caller.set(arch::SP, Some(cfa), Origin::Walk);
         for (register, rule) in &row.rules {
             if *register != arch::RETURN {
-                caller.set(*register, self.apply(rule, *register, cfa, memory));
+                let found = self.apply(rule, *register, cfa, memory, decisive);
+                let (value, origin) =
+                    found.map_or((None, Origin::Walk), |(value, origin)| (Some(value), origin));
+                caller.set(*register, value, origin);
             }
         }
-        let address = match row.rule(arch::RETURN) {
-            Some(rule) => self.apply(rule, arch::RETURN, cfa, memory)?,
-            None if arch::RETURN_IN_REGISTER => self.get(arch::RETURN)?,
+        let (address, origin) = match row.rule(arch::RETURN) {
+            Some(rule) => self.apply(rule, arch::RETURN, cfa, memory, decisive)?,
+            None if arch::RETURN_IN_REGISTER => (self.get(arch::RETURN)?, self.origin(arch::RETURN)),
             None => return None,
-        } & arch::ADDRESS_MASK;
-        caller.set(arch::RETURN, row.signal.then_some(address));
+        };
+        decisive.add(origin);
+        let address = address & arch::ADDRESS_MASK;
+        caller.set(arch::RETURN, row.signal.then_some(address), Origin::Walk);
         *self = caller;
         Some(address)
     }
 
-    fn apply(&self, rule: &Rule, register: u16, cfa: u64, memory: &mut impl Memory) -> Option<u64> {
+    /// A value of the caller's, and where it came from.
+    fn apply(
+        &self,
+        rule: &Rule,
+        register: u16,
+        cfa: u64,
+        memory: &mut impl Memory,
+        decisive: &mut Decisive,
+    ) -> Option<(u64, Origin)> {
+        let read =
+            |memory: &mut _, address: u64| Some((Memory::read(memory, address)?, Origin::Word(address)));
         match rule {
             Rule::Undefined => None,
-            Rule::Same => self.get(register),
-            Rule::Offset(offset) => memory.read(cfa.checked_add_signed(*offset)?),
-            Rule::ValOffset(offset) => cfa.checked_add_signed(*offset),
-            Rule::Register(other) => self.get(*other),
+            Rule::Same => Some((self.get(register)?, self.origin(register))),
+            Rule::Offset(offset) => read(memory, cfa.checked_add_signed(*offset)?),
+            Rule::ValOffset(offset) => Some((cfa.checked_add_signed(*offset)?, Origin::Walk)),
+            Rule::Register(other) => Some((self.get(*other)?, self.origin(*other))),
             Rule::Expression(bytes) => {
-                let address = self.evaluate(bytes, Some(cfa), memory)?;
-                memory.read(address)
+                let address = self.evaluate(bytes, Some(cfa), memory, decisive)?;
+                read(memory, address)
             }
-            Rule::ValExpression(bytes) => self.evaluate(bytes, Some(cfa), memory),
+            Rule::ValExpression(bytes) => {
+                Some((self.evaluate(bytes, Some(cfa), memory, decisive)?, Origin::Walk))
+            }
         }
     }
 
-    fn evaluate(&self, bytes: &[u8], initial: Option<u64>, memory: &mut impl Memory) -> Option<u64> {
+    /// Everything that an expression looks at is decisive.
+    fn evaluate(
+        &self,
+        bytes: &[u8],
+        initial: Option<u64>,
+        memory: &mut impl Memory,
+        decisive: &mut Decisive,
+    ) -> Option<u64> {
         let encoding = Encoding { format: Format::Dwarf32, version: 4, address_size: 8 };
         let expression = Expression(EndianSlice::new(bytes, LittleEndian));
         let mut evaluation = expression.evaluation(encoding);
@@ -163,10 +220,12 @@ impl RegisterFile {
             result = match result {
                 EvaluationResult::Complete => return outcome(evaluation),
                 EvaluationResult::RequiresRegister { register: Register(register), .. } => {
-                    evaluation.resume_with_register(Value::Generic(self.get(register)?)).ok()?
+                    evaluation.resume_with_register(Value::Generic(self.need(register, decisive)?)).ok()?
                 }
                 EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
-                    evaluation.resume_with_memory(Value::Generic(memory.read(address)?)).ok()?
+                    let word = memory.read(address)?;
+                    decisive.add(Origin::Word(address));
+                    evaluation.resume_with_memory(Value::Generic(word)).ok()?
                 }
                 _ => return None,
             };
@@ -191,16 +250,20 @@ pub(super) fn frame_record(pointer: u64, memory: &mut impl Memory) -> Option<(u6
 
 impl RegisterFile {
     /// A step by frame pointer alone, for code without rules. The caller judges the address.
-    pub(super) fn step_by_frame_pointer(&mut self, memory: &mut impl Memory) -> Option<u64> {
-        let pointer = self.frame_pointer()?;
+    pub(super) fn step_by_frame_pointer(
+        &mut self,
+        memory: &mut impl Memory,
+        decisive: &mut Decisive,
+    ) -> Option<u64> {
+        let pointer = self.need(arch::FP, decisive)?;
         if pointer < self.stack_pointer() || !pointer.is_multiple_of(8) {
             return None;
         }
         let (caller, address) = frame_record(pointer, memory)?;
-        let mut values = [None; COUNT];
-        std::mem::swap(&mut values, &mut self.values);
-        self.set(arch::SP, Some(pointer.checked_add(16)?));
-        self.set_frame_pointer((caller != 0).then_some(caller));
+        decisive.add(Origin::Word(pointer.checked_add(8)?));
+        *self = RegisterFile::empty();
+        self.set(arch::SP, Some(pointer.checked_add(16)?), Origin::Walk);
+        self.set(arch::FP, (caller != 0).then_some(caller), Origin::Word(pointer));
         Some(address)
     }
 }
@@ -219,7 +282,8 @@ mod tests {
 
     fn step(cfa: Cfa, rules: Vec<(u16, Rule)>, sp: u64) -> (Step, RegisterFile) {
         let mut file = RegisterFile::new(Registers { ip: 0x400, sp, bp: 0x1800 });
-        let step = file.step(&Row { cfa, rules, signal: false }, true, &mut Words(0));
+        let step =
+            file.step(&Row { cfa, rules, signal: false }, true, &mut Words(0), &mut Decisive::default());
         (step, file)
     }
 

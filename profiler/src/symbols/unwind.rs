@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::cfi::{Cfa, Row, Rule};
+use super::decisive::Decisive;
 use super::registers::{FRAME_POINTER, Memory, RETURN, RegisterFile, Step, frame_record};
 use crate::probes::event::Registers;
 
@@ -16,7 +17,7 @@ const MAX_SCAN: u64 = 8192;
 const MAX_TRIALS: u32 = 64;
 
 /// A program counter of a stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Pc {
     pub address: u64,
     /// It was left by a call: the call is the instruction before, and may be the last one of its function.
@@ -86,6 +87,8 @@ pub(super) struct Walk {
     pub complete: bool,
     /// Stack pointer of the outermost frame that was reached.
     pub stack_pointer: u64,
+    /// What decided about the frames.
+    pub decisive: Decisive,
 }
 
 /// Memory from `base` upward, as copied by the kernel.
@@ -140,7 +143,7 @@ impl Walker {
             self.walk.frames.push(self.pc);
             self.walk.stack_pointer = self.file.stack_pointer();
             self.pc = match code {
-                Code::Rules(row) => match self.file.step(&row, first, memory) {
+                Code::Rules(row) => match self.file.step(&row, first, memory, &mut self.walk.decisive) {
                     // A signal interrupts anywhere: what it returns to is not behind a call.
                     Step::Caller(address) if row.signal => Pc::exact(address),
                     Step::Caller(address) => Pc::after_call(address),
@@ -153,7 +156,10 @@ impl Walker {
                             .then_some(row);
                     }
                 },
-                Code::Bare | Code::Unmapped => Pc::after_call(self.file.step_by_frame_pointer(memory)?),
+                Code::Bare | Code::Unmapped => {
+                    let decisive = &mut self.walk.decisive;
+                    Pc::after_call(self.file.step_by_frame_pointer(memory, decisive)?)
+                }
             };
         }
         None
@@ -178,7 +184,7 @@ impl Walker {
             }
             let mut trial = self.clone();
             trial.retry_with(pointer);
-            match trial.file.clone().step(row, false, memory) {
+            match trial.file.clone().step(row, false, memory, &mut Decisive::default()) {
                 Step::Caller(address) if space.follows_call(address) => {}
                 _ => continue,
             }
@@ -202,7 +208,7 @@ impl Walker {
 
     fn retry_with(&mut self, pointer: u64) {
         self.walk.frames.pop();
-        self.file.set_frame_pointer(Some(pointer));
+        self.file.guess_frame_pointer(pointer);
     }
 }
 
@@ -231,6 +237,7 @@ pub(super) fn splice(
             return walk;
         }
         walk.frames.push(pc);
+        walk.decisive.add_chain();
     }
     walk.complete = walk.frames.last().is_some_and(|pc| space.is_outermost(pc.site()));
     walk
@@ -312,7 +319,7 @@ mod tests {
     fn walk_of(addresses: &[u64], stack_pointer: u64) -> Walk {
         let mut frames: Vec<_> = addresses.iter().map(|&address| Pc::after_call(address)).collect();
         frames[0] = Pc::exact(addresses[0]);
-        Walk { frames, complete: false, stack_pointer }
+        Walk { frames, complete: false, stack_pointer, decisive: Decisive::default() }
     }
 
     fn addresses(walk: &Walk) -> Vec<u64> {

@@ -90,6 +90,7 @@ fn pack_flags(flags: WaitFlags) -> u8 {
         | u8::from(flags.nonblocking) << 2
         | u8::from(flags.slept) << 3
         | u8::from(flags.paused) << 4
+        | u8::from(flags.set_cut) << 5
 }
 
 fn unpack_flags(bits: u8) -> WaitFlags {
@@ -99,6 +100,7 @@ fn unpack_flags(bits: u8) -> WaitFlags {
         nonblocking: bits & 4 != 0,
         slept: bits & 8 != 0,
         paused: bits & 16 != 0,
+        set_cut: bits & 32 != 0,
     }
 }
 

@@ -186,6 +186,9 @@ pub struct WaitFlags {
     pub nonblocking: bool,
     pub slept: bool,
     pub paused: bool,
+    /// Of a poll set: not all descriptors were looked at, and none of those that were is a listening socket.
+    #[serde(default)]
+    pub set_cut: bool,
 }
 
 /// An interval in which a thread was inside a watched call, or looked again and again at a descriptor
@@ -201,7 +204,8 @@ pub struct Wait {
     pub flags: WaitFlags,
     /// -1 where the call has none.
     pub fd: i32,
-    /// Descriptors in the poll set, also those that `sockets` lacks.
+    /// Descriptors in the poll set, also those that `sockets` lacks; where `sockets` has none but
+    /// sockets, and as many as a record can have, only sockets are counted.
     pub set_size: u16,
     /// Looks folded into this wait.
     pub polls: u32,

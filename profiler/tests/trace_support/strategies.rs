@@ -53,12 +53,13 @@ fn socket() -> impl Strategy<Value = Socket> {
 }
 
 fn flags() -> impl Strategy<Value = WaitFlags> {
-    any::<[bool; 5]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused]| WaitFlags {
+    any::<[bool; 6]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused, set_cut]| WaitFlags {
         began_earlier,
         in_flight,
         nonblocking,
         slept,
         paused,
+        set_cut,
     })
 }
 

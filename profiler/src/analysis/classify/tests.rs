@@ -1,10 +1,11 @@
+use profiler_common::record::WAIT_SOCKS;
 use profiler_common::{Api, Call};
 
 use crate::model::cause::Cause;
 use crate::model::fixture::{
     Trace, connecting, listener, no_socket, query, readable, shake, tcp, udp, unix, wait, writable,
 };
-use crate::trace::record::{Socket, Wait};
+use crate::trace::record::{Socket, Wait, WaitFlags};
 
 /// Stalled time by cause and idle time of one wait.
 fn of(wait: Wait) -> (Vec<(Cause, u64)>, u64) {
@@ -61,6 +62,38 @@ fn a_poll_set_of_pipes_is_idle_and_a_read_of_a_pipe_is_neither() {
     assert_eq!(of(call(Call::Read, vec![no_socket()])), NEITHER);
     // The set is larger than what is described of it.
     assert_eq!(of(Wait { set_size: 40, ..call(Call::Poll, vec![readable(no_socket())]) }), IDLE);
+}
+
+/// `count` descriptors of distinct peers.
+fn peers(count: u16) -> Vec<Socket> {
+    (1..=count).map(|ino| readable(tcp(u64::from(ino), &format!("10.0.0.{ino}:80")))).collect()
+}
+
+#[test]
+fn a_set_that_was_not_looked_at_to_its_end_is_blamed_on_nobody() {
+    let cut = |sockets: Vec<Socket>| {
+        let wait = Wait { set_size: 2000, ..call(Call::EpollWait, sockets) };
+        Wait { flags: WaitFlags { set_cut: true, ..wait.flags }, ..wait }
+    };
+    assert_eq!(of(cut(peers(16))), NEITHER);
+    assert_eq!(of(cut(vec![readable(no_socket())])), NEITHER);
+    assert_eq!(of(cut(Vec::new())), NEITHER);
+    // The probes do not mark such a set, but a trace may say so.
+    assert_eq!(of(cut(vec![readable(listener(1))])), IDLE);
+}
+
+#[test]
+fn a_large_set_is_shared_with_the_sockets_that_are_not_described() {
+    let analysis =
+        Trace::new().wait(Wait { set_size: 100, ..call(Call::Poll, peers(WAIT_SOCKS as u16)) }).analyse();
+    assert_eq!(analysis.by_cause(), [(Cause::SockRecv, 300)]);
+    let weights: Vec<(&str, u64)> =
+        analysis.stalls.iter().map(|stall| (stall.peer.as_str(), stall.weight_ns)).collect();
+    assert_eq!(weights.len(), 17);
+    assert!(weights.contains(&("10.0.0.1:80", 3)) && weights.contains(&("", 252)), "{weights:?}");
+    // Nothing is left out of a smaller one but what is no socket.
+    let analysis = Trace::new().wait(Wait { set_size: 100, ..call(Call::Poll, peers(10)) }).analyse();
+    assert!(analysis.stalls.iter().all(|stall| stall.weight_ns == 30));
 }
 
 #[test]

@@ -32,6 +32,45 @@ pub fn poll_with_listener(arguments: &Arguments) {
     }
 }
 
+/// `poll-sparse PEER`: polls an array of 70 places in a loop: most are not used, one holds a silent peer's connection
+/// and the last one a listening socket, as NCCL's proxy does.
+pub fn poll_sparse(arguments: &Arguments) {
+    let peer = connected(arguments.get(0));
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("binds");
+    let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 70];
+    set[3].fd = peer;
+    set[69].fd = listener.as_raw_fd();
+    ready("");
+    go();
+    loop {
+        // SAFETY: a local of that many entries.
+        checked(unsafe { libc::poll(set.as_mut_ptr(), 70, 300) }, "poll");
+    }
+}
+
+/// `epoll-crowd PEER CONNECTIONS`: waits in a loop for a silent peer's connections and for a listening socket.
+pub fn epoll_crowd(arguments: &Arguments) {
+    // SAFETY: a system call on plain numbers.
+    let epoll = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }, "epoll_create1");
+    let add = |fd| {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: the event is a local that the kernel copies.
+        checked(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }, "epoll_ctl");
+    };
+    for _ in 0..arguments.get(1) {
+        add(connected(arguments.get(0)));
+    }
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("binds");
+    add(listener.as_raw_fd());
+    ready("");
+    go();
+    loop {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for the one event that is asked for.
+        checked(unsafe { libc::epoll_wait(epoll, &raw mut event, 1, 300) }, "epoll_wait");
+    }
+}
+
 /// `sleep MS`: sleeps in a loop.
 pub fn sleep(arguments: &Arguments) {
     let time = Duration::from_millis(arguments.get(0));

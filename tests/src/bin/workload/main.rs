@@ -26,6 +26,10 @@ impl Arguments {
         text.parse().unwrap_or_else(|error| panic!("argument {index}, {text:?}: {error}"))
     }
 
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
     fn get_or<T: FromStr>(&self, index: usize, default: T) -> T
     where
         T::Err: Display,
@@ -58,6 +62,9 @@ fn main() {
         "udp-loop" => receiving::udp_loop(&arguments),
         "accept" => idling::accept(),
         "poll-listener" => idling::poll_with_listener(&arguments),
+        "poll-sparse" => idling::poll_sparse(&arguments),
+        "epoll-crowd" => idling::epoll_crowd(&arguments),
+        "poll-crowd" => receiving::poll_crowd(&arguments),
         "sleep" => idling::sleep(&arguments),
         "pool" => idling::pool(&arguments),
         "threads" => living::threads(&arguments),

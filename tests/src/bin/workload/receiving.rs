@@ -127,6 +127,20 @@ fn wait_readable(how: &str, fd: RawFd) {
     };
 }
 
+/// `poll-crowd CONNECTIONS PEER…`: connects to the peers by turns, then polls all connections for half a second.
+pub fn poll_crowd(arguments: &Arguments) {
+    let peers: Vec<SocketAddr> = (1..arguments.len()).map(|index| arguments.get(index)).collect();
+    let peers = peers.iter().cycle().take(arguments.get(0));
+    let entry = |peer: &SocketAddr| libc::pollfd { fd: connected(*peer), events: libc::POLLIN, revents: 0 };
+    let mut set: Vec<libc::pollfd> = peers.map(entry).collect();
+    ready("");
+    go();
+    let start = monotonic_ns();
+    // SAFETY: the vector's entries.
+    checked(unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, 500) }, "poll");
+    done(&format!("ns={}", monotonic_ns() - start));
+}
+
 /// `send PEER BYTES`: sends that much to a peer that reads late, in one blocking call.
 pub fn send(arguments: &Arguments) {
     let fd = connected(arguments.get(0));
