@@ -53,8 +53,17 @@ fn blocking_receives_agree_with_strace() {
     assert_eq!(sum(&found, "waits"), long.len() as u64, "{log}");
     assert_eq!(long.len(), 10);
     assert_close("sum", sum(&found, "duration.sum_ns"), long.iter().sum());
-    assert_close("longest", sum(&found, "duration.max_ns"), *long.iter().max().unwrap());
-    assert_close("shortest", sum(&found, "duration.min_ns"), *long.iter().min().unwrap());
+    let mut sorted = long.clone();
+    sorted.sort_unstable();
+    // Nearest rank: the fifth of ten.
+    assert_close("median", sum(&found, "duration.p50_ns"), sorted[4]);
+    // strace's figure also has its own stop of the thread, which a busy machine makes long: never less than ours.
+    let longest = sum(&found, "duration.max_ns");
+    assert!(
+        longest >= 60_000_000 && longest <= sorted[9] + 2_000_000,
+        "{longest} ns, strace {} ns",
+        sorted[9]
+    );
     assert_eq!(report["coverage"]["syscalls_seen"]["recvfrom"], all as u64, "{log}");
     let sends = strace_calls(&log, "sendto").1;
     assert_eq!(report["coverage"]["syscalls_seen"]["sendto"], sends as u64, "{log}");
