@@ -18,10 +18,20 @@ pub fn assert_same(name: &str, actual: &[u8]) {
     let (expected, actual) = (String::from_utf8_lossy(&expected), String::from_utf8_lossy(actual));
     let differs = expected.lines().zip(actual.lines()).position(|(expected, actual)| expected != actual);
     let line = differs.unwrap_or_else(|| expected.lines().count().min(actual.lines().count()));
+    let (expected, actual) = (expected.lines().nth(line), actual.lines().nth(line));
+    let (expected, actual) = (expected.unwrap_or("(end)"), actual.unwrap_or("(end)"));
+    let same =
+        expected.chars().zip(actual.chars()).take_while(|(expected, actual)| expected == actual).count();
     panic!(
-        "{name} differs in line {}\nexpected: {}\nactual:   {}",
+        "{name} differs in line {}, column {}\nexpected: {}\nactual:   {}",
         line + 1,
-        expected.lines().nth(line).unwrap_or("(end)"),
-        actual.lines().nth(line).unwrap_or("(end)")
+        same + 1,
+        excerpt(expected, same),
+        excerpt(actual, same)
     );
+}
+
+/// What surrounds a place of a line: flame graphs have lines of a hundred thousand characters.
+fn excerpt(line: &str, column: usize) -> String {
+    line.chars().skip(column.saturating_sub(80)).take(200).collect()
 }
