@@ -12,6 +12,7 @@
 mod label;
 mod stack;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
@@ -85,7 +86,7 @@ impl FlameOptions {
 }
 
 /// What a frame stands for; it decides the colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrameKind {
     /// A process or a thread.
     Task,
@@ -128,6 +129,15 @@ impl WeightedStack {
         let names: Vec<&str> = self.frames.iter().map(|frame| frame.name.as_str()).collect();
         names.join(";")
     }
+
+    /// Takes in another one of the same path. Kinds can differ where names do not; which of the two comes first
+    /// must not matter.
+    fn take_in(&mut self, other: &WeightedStack) {
+        self.weight_ns += other.weight_ns;
+        for (known, other) in self.frames.iter_mut().zip(&other.frames) {
+            known.kind = known.kind.max(other.kind);
+        }
+    }
 }
 
 /// The stalls that `options` select, merged by equal frames and ordered by them.
@@ -147,7 +157,10 @@ pub fn fold_stalls(analysis: &Analysis, options: &FlameOptions) -> Result<Vec<We
         }
         let stack = WeightedStack { frames: frames_of(analysis, options, &labels, &site), weight_ns };
         // Different sites can have the same frames: two stacks of one function, a name cut to its limit.
-        merged.entry(stack.path()).and_modify(|known| known.weight_ns += weight_ns).or_insert(stack);
+        match merged.entry(stack.path()) {
+            Entry::Occupied(known) => known.into_mut().take_in(&stack),
+            Entry::Vacant(place) => drop(place.insert(stack)),
+        }
     }
     Ok(merged.into_values().collect())
 }

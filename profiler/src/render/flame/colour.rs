@@ -1,19 +1,25 @@
 //! Colours of frames: each cause has its own, the way there is pale.
 
+use std::collections::BTreeMap;
+
 use inferno::flamegraph::color::{Color, PaletteMap};
 
 use crate::model::cause::Cause;
 use crate::render::tree::{FrameKind, WeightedStack};
 
-/// A colour for every frame of `stacks`. Frames of equal name share the colour of the first.
+/// A colour for every frame of `stacks`. Frames of equal name share one, that of the last of their kinds: the
+/// resolver's `getaddrinfo` is the same whether a stack leads through it or the probe alone saw it.
 pub(super) fn palette(stacks: &[WeightedStack]) -> PaletteMap {
+    let mut kinds: BTreeMap<&str, FrameKind> = BTreeMap::new();
+    for frame in stacks.iter().flat_map(|stack| &stack.frames) {
+        let kind = kinds.entry(&frame.name).or_insert(frame.kind);
+        *kind = frame.kind.max(*kind);
+    }
     let mut palette = PaletteMap::default();
     // inferno's own root, `all`, has no name.
     palette.insert("", Color::new(225, 225, 225));
-    for frame in stacks.iter().flat_map(|stack| &stack.frames) {
-        if palette.get(&frame.name).is_none() {
-            palette.insert(&frame.name, shade(base(frame.kind), &frame.name));
-        }
+    for (name, kind) in kinds {
+        palette.insert(name, shade(base(kind), name));
     }
     palette
 }
@@ -89,6 +95,15 @@ mod tests {
                 assert!(shown.abs_diff(base) <= 12, "{cause}");
             }
         }
+    }
+
+    #[test]
+    fn the_order_of_stacks_does_not_change_the_colour() {
+        let stack = |kind| WeightedStack { frames: vec![ViewFrame::new("getaddrinfo", kind)], weight_ns: 1 };
+        let colour = |kinds: [FrameKind; 2]| palette(&kinds.map(stack)).get("getaddrinfo");
+        let both = colour([FrameKind::User, FrameKind::Call]);
+        assert_eq!(both, colour([FrameKind::Call, FrameKind::User]));
+        assert_eq!(both, colour([FrameKind::Call, FrameKind::Call]));
     }
 
     #[test]
