@@ -151,3 +151,24 @@ fn hostile_names_do_no_harm_where_they_are_shown() {
         assert!(!markup, "no markup in the {what}");
     }
 }
+
+#[test]
+fn a_recorder_that_is_told_to_end_while_it_attaches_ends_in_order() {
+    require_root();
+    let peer = Peer::silent();
+    let program = Program::start(&["recv", "blocking", &peer.name(), "1"]);
+    let mut in_order = 0;
+    for delay in (0..12).map(|step| Duration::from_millis(20 * step)) {
+        let recording = Recorder::new().pid(program.pid()).launch();
+        std::thread::sleep(delay);
+        let trace = recording.end_with(Signal::SIGTERM);
+        // Before its first line of code the recorder is any other process.
+        if trace.status.code().is_none() {
+            continue;
+        }
+        assert!(trace.status.success(), "{delay:?}: {:?} {}", trace.status, trace.stderr);
+        assert_eq!(trace.report()["trace"]["complete"], true, "{delay:?}");
+        in_order += 1;
+    }
+    assert!(in_order > 0);
+}
