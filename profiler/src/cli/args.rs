@@ -54,7 +54,7 @@ pub struct RecordArgs {
     /// Shorter waits that did not fail are counted, and not recorded one by one
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "100us")]
     pub min_stall: Duration,
-    /// Racks and their hosts, for the summary (TOML, or lines `host rack`)
+    /// Racks and their hosts, kept in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
     /// Load nothing into the target; this version never does
@@ -92,6 +92,9 @@ pub struct FlameArgs {
     /// What the frames are: the call stacks, the causes, or the other ends
     #[arg(long, value_name = "stack|cause|peer", default_value_t)]
     pub view: View,
+    /// Racks and their hosts, in place of those in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
+    #[arg(long, value_name = "FILE")]
+    pub topology: Option<PathBuf>,
     #[command(flatten)]
     pub filter: FilterArgs,
 }
@@ -125,7 +128,7 @@ pub struct ReportArgs {
     /// The report to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Racks and their hosts (TOML, or lines `host rack`)
+    /// Racks and their hosts, in place of those in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
     /// Thresholds of the findings, where they differ from the defaults (TOML; docs/findings.md has them all)

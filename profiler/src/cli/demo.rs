@@ -36,11 +36,12 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         follow: true,
         unavailable: Vec::new(),
         dns: true,
+        topology: None,
         verbose: false,
     };
     let recording = record(&options, &mut Standard)?;
     job.stop();
-    match conclude(&recording, &trace, None) {
+    match conclude(&recording, &trace) {
         Err(error) if error.code != 0 => return Err(error),
         _ => {}
     }

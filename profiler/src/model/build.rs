@@ -109,6 +109,7 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::Topology(file) => self.model.topology = Some(file),
             Record::End(end) => {
                 self.saw(end.time_ns);
                 self.end_ns = Some(end.time_ns);

@@ -6,7 +6,7 @@ use self::thread::{Interval, ThreadTrack};
 use self::wait::WaitSpan;
 use crate::trace::record::{
     ApiCall, CallCount, Clock, Coverage, DnsMessage, Environment, Handshake, Host, Process, Retransmit,
-    SocketSample, Stack, Window,
+    SocketSample, Stack, TopologyFile, Window,
 };
 
 pub mod build;
@@ -56,6 +56,8 @@ pub struct Model {
     pub sets: wait::SetTable,
     /// Names of peers.
     pub names: intern::Interner,
+    /// The topology that the recording was given, as it stands in the trace.
+    pub topology: Option<TopologyFile>,
 }
 
 impl Model {

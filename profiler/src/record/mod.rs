@@ -10,7 +10,9 @@ pub mod progress;
 pub mod session;
 pub mod socket_thread;
 pub mod symbol_thread;
+mod topology;
 
 pub use error::RecordError;
 pub use options::{RecordOptions, StopReason, TargetChoice};
 pub use session::{Narrator, Recording, record};
+pub use topology::ChosenTopology;

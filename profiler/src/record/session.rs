@@ -17,6 +17,7 @@ use super::options::{RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
 use super::socket_thread::SocketThread;
 use super::symbol_thread::SymbolThread;
+use super::topology;
 use crate::probes::{ProbeOptions, ProbeSet};
 use crate::target::process::process_info;
 use crate::target::select::{select_comm, select_pids, with_descendants};
@@ -83,6 +84,11 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, options.dns);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
+    if let Some(chosen) = &options.topology {
+        // A command that is held back sees our own files still, as it will later.
+        let file = topology::stored(&root, chosen, asked_for.first().copied());
+        collector.write(Record::Topology(file));
+    }
     if held.is_some() {
         // The command's own libc is not mapped yet; most often it is the one that we run on.
         collector.find_libraries(std::process::id(), &mut probes);

@@ -4,12 +4,13 @@
 //! |---|---|
 //! | stack | process; thread; user frames, outermost first; system call; `[cause] peer detail` |
 //! | cause | cause; peer; process; thread; resolver function; system call |
-//! | peer | peer; cause; process; thread |
+//! | peer | peer; cause; process; thread; with a topology relation, rack and host come before the peer |
 //!
 //! Weights are stalled nanoseconds. Waiting for a CPU (`sched.runq`) is not stalled time and is left out
 //! unless it is asked for by name.
 
 mod label;
+mod place;
 mod stack;
 
 use std::collections::btree_map::Entry;
@@ -274,7 +275,11 @@ fn frames_of(
             }
             frames
         }
-        View::Peer => vec![peer, cause, process, thread],
+        View::Peer => {
+            let mut frames = place::frames(analysis, site);
+            frames.extend([peer, cause, process, thread]);
+            frames
+        }
     };
     if let Some(last) = frames.last_mut() {
         last.name = name::leaf(std::mem::take(&mut last.name));

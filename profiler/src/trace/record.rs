@@ -37,6 +37,7 @@ pub enum Record {
     Loss(Loss),
     /// Last record of a recording that ended in order.
     End(End),
+    Topology(TopologyFile),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -368,4 +369,13 @@ pub struct End {
     pub time_ns: u64,
     /// `duration`, `signal`, `targets exited`, `error: …`.
     pub reason: String,
+}
+
+/// The topology that the recording was given, with the addresses of its hosts as far as they were known there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopologyFile {
+    /// As the user named it.
+    pub path: String,
+    /// In the own form (TOML), whatever the form of the file.
+    pub text: String,
 }

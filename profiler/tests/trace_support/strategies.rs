@@ -9,7 +9,7 @@ use stallscope::trace::TraceWriter;
 use stallscope::trace::record::{
     ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
     Handshake, Host, Life, LifeEvent, Loss, Process, Record, Retransmit, Socket, SocketSample, Space, Stack,
-    Thread, ThreadTime, Wait, WaitFlags, Window,
+    Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
 };
 
 use profiler_common::{Api, Call};
@@ -243,6 +243,7 @@ pub fn record() -> impl Strategy<Value = Record> {
         1 => (number(), any::<u32>(), socket())
             .prop_map(|(time_ns, pid, socket)| Record::Retransmit(Retransmit { time_ns, pid, socket })),
         1 => sample().prop_map(Record::Socket),
+        1 => (text(), text()).prop_map(|(path, text)| Record::Topology(TopologyFile { path, text })),
     ]
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::dns::DnsAnalysis;
 use super::far_end::FarEnds;
+use super::places::Places;
 use super::report::{Finding, Report, Severity};
 use crate::model::cause::Cause;
 use crate::trace::record::Environment;
@@ -35,6 +36,7 @@ pub struct Surroundings<'a> {
     /// With the process that each entry is of, which the report's table leaves out.
     pub environment: &'a [Environment],
     pub far_ends: &'a FarEnds,
+    pub places: &'a Places,
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
