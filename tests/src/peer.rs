@@ -19,8 +19,8 @@ const GLANCE: Duration = Duration::from_millis(50);
 enum Script {
     /// Answers request number n of a connection after delay n (the last delay again when they run out).
     Reply(Vec<Duration>),
-    /// Accepts and says nothing.
-    Silent,
+    /// Accepts, reads, and says nothing until it is told to.
+    Held,
     /// Reads everything, beginning this long after the connection was made.
     ReadAfter(Duration),
 }
@@ -28,6 +28,9 @@ enum Script {
 #[derive(Debug, Default)]
 struct State {
     stopping: AtomicBool,
+    /// When requests came, `CLOCK_MONOTONIC`, in order.
+    asked_ns: Mutex<Vec<u64>>,
+    released: AtomicBool,
     /// Nanoseconds between each request and its reply, in order.
     served_ns: Mutex<Vec<u64>>,
     /// When `ReadAfter` began to read, `CLOCK_MONOTONIC`.
@@ -54,9 +57,32 @@ impl Peer {
         Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Reply(delays.to_vec()))
     }
 
-    /// On loopback: accepts and says nothing.
+    /// On loopback: accepts and says nothing, until [`Peer::release`].
     pub fn silent() -> Peer {
-        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Silent)
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Held)
+    }
+
+    /// Lets a silent peer answer each connection once, from now on; `CLOCK_MONOTONIC` before.
+    pub fn release(&self) -> u64 {
+        let now = monotonic_ns();
+        self.state.released.store(true, Ordering::Relaxed);
+        now
+    }
+
+    /// Waits until a request has come: when, `CLOCK_MONOTONIC`.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn wait_asked(&self) -> u64 {
+        let give_up = Instant::now() + Duration::from_mins(1);
+        loop {
+            let asked = self.state.asked_ns.lock().unwrap_or_else(PoisonError::into_inner).last().copied();
+            if let Some(asked) = asked {
+                return asked;
+            }
+            assert!(Instant::now() < give_up, "no request came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// On loopback: begins to read that long after a connection was made.
@@ -153,7 +179,7 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GLANCE))?;
     match script {
-        Script::Silent => while read_some(&mut stream, &mut [0; 64], state)? {},
+        Script::Held => hold(&mut stream, state)?,
         Script::Reply(delays) => {
             let mut next = delays.iter();
             let mut delay = Duration::ZERO;
@@ -161,8 +187,9 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
                 let start = monotonic_ns();
                 delay = next.next().copied().unwrap_or(delay);
                 std::thread::sleep(delay);
-                stream.write_all(&[1; REPLY])?;
+                // Not after the write: the program may have woken up by then.
                 let served = monotonic_ns() - start;
+                stream.write_all(&[1; REPLY])?;
                 state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).push(served);
             }
         }
@@ -179,6 +206,22 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
             while read_some(&mut stream, &mut buffer, state)? {}
         }
     }
+    Ok(())
+}
+
+/// Reads one request, answers when released, reads on.
+fn hold(stream: &mut TcpStream, state: &State) -> io::Result<()> {
+    if read_some(stream, &mut [0], state)? {
+        state.asked_ns.lock().unwrap_or_else(PoisonError::into_inner).push(monotonic_ns());
+        while !state.released.load(Ordering::Relaxed) {
+            if state.stopping.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stream.write_all(&[1; REPLY])?;
+    }
+    while read_some(stream, &mut [0; 64], state)? {}
     Ok(())
 }
 
