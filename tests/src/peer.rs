@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use stallscope::demo::{Host, monotonic_ns};
+use stallscope::demo::{Host, Namespace, monotonic_ns};
 
 /// Length of a reply in bytes.
 pub const REPLY: usize = 8;
@@ -95,7 +95,15 @@ impl Peer {
     /// # Panics
     /// When it cannot listen there.
     pub fn late_on(host: &Host, address: IpAddr, delay: Duration) -> Peer {
-        let listener = host.run(|| listen(address)).expect("enters the host");
+        Peer::late_in(host.namespace(), address, delay)
+    }
+
+    /// In a network namespace: answers each request after `delay`.
+    ///
+    /// # Panics
+    /// When it cannot listen there.
+    pub fn late_in(namespace: &Namespace, address: IpAddr, delay: Duration) -> Peer {
+        let listener = namespace.run(|| listen(address)).expect("enters the namespace");
         Peer::start(listener, Script::Reply(vec![delay]))
     }
 

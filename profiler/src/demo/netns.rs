@@ -152,6 +152,23 @@ impl Network {
         Ok(host)
     }
 
+    pub(super) fn switch(&self) -> &Namespace {
+        &self.switch
+    }
+
+    /// Waits until the bridge lets packets through at a port of its own.
+    pub(super) fn wait_for_port(&self, port: &str) -> Result<(), DemoError> {
+        let give_up = Instant::now() + LINK_PATIENCE;
+        let state = |link: Value| link.pointer("/linkinfo/info_slave_data/state").cloned();
+        while state(self.switch.link(port)?).is_none_or(|state| state != "forwarding") {
+            if Instant::now() > give_up {
+                return Err(DemoError::LinkDown { port: port.to_owned() });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     /// Waits until packets pass between the host and the bridge. Both ends are up at once, but the kernel lets
     /// packets through only when its link watcher has seen that, which it does at most once a second while links
     /// come and go; packets until then vanish, and a first query would cost its sender a time-out.

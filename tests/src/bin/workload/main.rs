@@ -3,6 +3,7 @@
 //! Protocol: the program prints `ready key=value …` when it is set up, waits for a line on standard input,
 //! does what its arguments say, prints `done key=value …` and stays until standard input is closed.
 
+mod asking;
 mod connecting;
 mod idling;
 mod living;
@@ -53,6 +54,7 @@ fn main() {
         return;
     }
     match command.as_str() {
+        "ask" => asking::ask(&arguments),
         "connect" => connecting::blocking(&arguments),
         "connect-epoll" => connecting::epoll(&arguments),
         "connect-parallel" => connecting::parallel(&arguments),
