@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stallscope::demo::link::{Direction, Fate};
+use stallscope::demo::link::{Direction, Fate, PacketRecord, Segment, Shaper};
 use stallscope::demo::{LinkScript, Namespace, Network, Role, SlowLink};
 use stallscope_tests::process::workload;
 use stallscope_tests::{Peer, Program, record_run, require_root, rows, stallscope, sum};
@@ -30,6 +30,14 @@ impl Rig {
     /// A server behind the link that answers at once.
     fn peer(&self) -> Peer {
         Peer::late_in(&self.b, B.parse::<IpAddr>().unwrap(), Duration::ZERO)
+    }
+
+    /// Segments that A sent again, its SYN among them: the kernel counts them together.
+    fn resent(&self) -> usize {
+        let is_syn = |segment: Segment| segment.syn && segment.ack.is_none();
+        let packets = self.link.packets();
+        let syns = packets.iter().filter(|packet| packet.segment.is_some_and(is_syn)).count();
+        self.link.retransmissions(Direction::AToB) + syns.saturating_sub(1)
     }
 
     fn program(&self, arguments: &[&str]) -> Program {
@@ -68,36 +76,45 @@ fn hop<'a>(report: &'a Value, peer: &str) -> &'a Value {
 /// means of all of them, however busy the machine is.
 #[test]
 fn the_round_trip_time_of_a_hop_is_that_of_the_link() {
-    let delay = Duration::from_millis(15);
+    let delay = Duration::from_millis(40);
     let rig = Rig::start(LinkScript::delay(delay));
     let peer = rig.peer();
-    let (values, trace) = record_run(&mut rig.program(&["ask", &peer.name(), "60", "5"]));
+    let (values, trace) = record_run(&mut rig.program(&["ask", &peer.name(), "40", "0"]));
     let report = trace.report();
     let hop = hop(&report, B);
 
-    let trips: Vec<u64> = rig.link.round_trips(Direction::AToB).iter().map(|trip| trip.ns).collect();
+    let trips = rig.link.round_trips(Direction::AToB);
+    let is_first_syn_seen = trips.first().is_some_and(|trip| trip.syn);
+    let trips: Vec<u64> = trips.iter().map(|trip| trip.ns).collect();
     let each: Vec<u64> = values.get::<String>("each").split(',').map(|ns| ns.parse().unwrap()).collect();
-    // The connect and sixty requests; whatever the link's log has beyond is the end of the connection.
-    let trips = &trips[..each.len()];
     let scripted = 2 * u64::try_from(delay.as_nanos()).unwrap();
     assert!(trips.iter().all(|trip| *trip >= scripted), "never earlier than scripted: {trips:?}");
-    assert!(each.iter().zip(trips).all(|(program, link)| program >= link), "{each:?} {trips:?}");
 
-    let low = smoothed(trips.iter().map(|ns| ns / 1000)).into_iter().min().unwrap() * 1000;
-    let high = smoothed(each.iter().map(|ns| ns.div_ceil(1000))).into_iter().max().unwrap() * 1000;
+    let (low, high) = if is_first_syn_seen && rig.resent() == 0 {
+        // The connect and forty requests; what the link's log has beyond is the end of the connection.
+        let trips = &trips[..each.len()];
+        assert!(each.iter().zip(trips).all(|(program, link)| program >= link), "{each:?} {trips:?}");
+        let low = smoothed(trips.iter().map(|ns| ns / 1000)).into_iter().min().unwrap() * 1000;
+        let high = smoothed(each.iter().map(|ns| ns.div_ceil(1000))).into_iter().max().unwrap() * 1000;
+        (low, high)
+    } else {
+        // The machine stood still for so long that something was sent twice, so that the two lists do not match.
+        (scripted, each.iter().max().copied().unwrap())
+    };
     println!(
         "scripted {scripted} ns, link's median {}, program's {}, hop {}",
-        median(trips.to_vec()),
+        median(trips.clone()),
         median(each.clone()),
         hop["rtt"]
     );
-    assert!(sum(&[hop], "rtt.count") >= 5, "{hop}");
+    assert!(sum(&[hop], "rtt.count") >= 1, "{hop}");
     for quantile in ["rtt.min_ns", "rtt.p50_ns", "rtt.p99_ns", "rtt.max_ns"] {
         let rtt = sum(&[hop], quantile);
         assert!(rtt * 100 >= low * 95 && rtt * 100 <= high * 105, "{quantile} {rtt}, not in {low}..={high}");
     }
-    assert_eq!((&hop["retransmits"], &hop["transport"]), (&json!(0), &json!("tcp")));
-    assert_eq!(hop["bytes"], 60 * (1 + 8));
+    assert_eq!((&hop["retransmits"], &hop["transport"]), (&json!(rig.resent()), &json!("tcp")));
+    // The kernel counts the SYN as a byte that was acknowledged.
+    assert_eq!(hop["bytes"], 1 + 40 * (1 + 8));
 }
 
 #[test]
@@ -114,10 +131,7 @@ fn segments_that_the_link_loses_are_the_hop_s_retransmissions() {
     let again = rig.link.retransmissions(Direction::AToB);
     assert!(again >= lost.len(), "{again} sent again, {} lost", lost.len());
     let hop = hop(&report, B);
-    let syns =
-        packets.iter().filter(|packet| packet.segment.is_some_and(|s| s.syn && s.ack.is_none())).count();
-    // The kernel counts a repeated SYN with the connection's other segments.
-    assert_eq!(hop["retransmits"], again + syns - 1, "{hop}");
+    assert_eq!(hop["retransmits"], rig.resent(), "{hop}");
 }
 
 #[test]
@@ -135,33 +149,42 @@ fn jitter_loss_order_and_rate_are_in_the_link_s_own_log() {
         b.send_to(&[number; 1000], (A, 7000)).unwrap();
     }
     // IPv6 of both sides talks too.
-    let of = |direction| -> Vec<_> {
-        let ours = |packet: &stallscope::demo::link::PacketRecord| {
-            packet.direction == direction && [128, 1028].contains(&packet.bytes)
-        };
-        rig.link.packets().into_iter().filter(ours).collect()
+    let of = |packets: &[PacketRecord], direction| -> Vec<PacketRecord> {
+        let size = if direction == Direction::AToB { 128 } else { 1028 };
+        let ours = |packet: &&PacketRecord| packet.direction == direction && packet.bytes == size;
+        packets.iter().filter(ours).cloned().collect()
     };
-    while of(Direction::AToB).len() < 200 || of(Direction::BToA).len() < 200 {
+    let mut packets = rig.link.packets();
+    while Direction::BOTH.iter().any(|direction| of(&packets, *direction).len() < 200) {
         std::thread::sleep(Duration::from_millis(1));
+        packets = rig.link.packets();
     }
-    let passed = of(Direction::AToB).iter().filter(|packet| packet.fate != Fate::Lost).count();
-    let mut got = Vec::new();
-    for _ in 0..passed {
+    // Whenever they came: what was done to them is what the script does to packets of these times.
+    let mut shaper = Shaper::new(script(text).seed(3));
+    for packet in &packets {
+        let fate = shaper.take(0, packet.taken_ns, packet.direction, packet.bytes);
+        assert_eq!(packet.fate, fate, "{packet:?}");
+    }
+    // A receiver gets those that are not lost, in the order in which they are due.
+    let mut due: Vec<(u64, u8)> = Vec::new();
+    for (number, packet) in (0..).zip(of(&packets, Direction::AToB)) {
+        match packet.fate {
+            Fate::Deliver { due_ns, .. } => due.push((due_ns, number)),
+            other => assert_eq!(other, Fate::Lost),
+        }
+    }
+    assert!((120..190).contains(&due.len()), "a fifth of 200 is lost: {} passed", due.len());
+    due.sort_unstable();
+    for (_, number) in due {
         let mut buffer = [0; 2000];
-        assert_eq!(b.recv(&mut buffer).unwrap(), 100);
-        got.push(buffer[0]);
+        assert_eq!((b.recv(&mut buffer).unwrap(), buffer[0]), (100, number));
     }
-    assert!((120..190).contains(&passed), "a fifth of 200 is lost: {passed} passed");
-    assert!(!got.is_sorted(), "a fifth overtakes: {got:?}");
-    for packet in of(Direction::AToB) {
+    for packet in of(&rig.link.packets(), Direction::AToB) {
         let Fate::Deliver { due_ns, .. } = packet.fate else { continue };
         assert!(packet.delivered_ns.unwrap() >= due_ns && due_ns >= packet.taken_ns, "{packet:?}");
     }
-    // A thousand bytes and two headers take 8.2 ms at one megabit, and four of them fit the queue.
-    let slow = of(Direction::BToA);
-    let full = slow.iter().filter(|packet| packet.fate == Fate::QueueFull).count();
-    assert!(full > 100, "{full} of 200 found the queue full");
-    let dues: Vec<u64> = slow
+    // A thousand bytes and two headers take 8.2 ms at one megabit.
+    let dues: Vec<u64> = of(&packets, Direction::BToA)
         .iter()
         .filter_map(|packet| match packet.fate {
             Fate::Deliver { due_ns, .. } => Some(due_ns),

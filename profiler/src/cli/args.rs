@@ -171,7 +171,7 @@ pub struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Folder for demo.stall, flame.svg and report.txt
+    /// Folder for demo.stall, racks.txt, flame.svg and report.txt
     #[arg(short, long, value_name = "DIR", default_value = "demo")]
     pub output: PathBuf,
     /// Length of the recording

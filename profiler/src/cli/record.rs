@@ -51,7 +51,7 @@ fn run_as(args: &RecordArgs, options: &mut RecordOptions) -> Result<u8, CliError
 }
 
 /// A topology that a trace can keep.
-fn choose_topology(path: &Path) -> Result<ChosenTopology, CliError> {
+pub(super) fn choose_topology(path: &Path) -> Result<ChosenTopology, CliError> {
     let chosen = ChosenTopology { path: path.display().to_string(), topology: load_topology(path)? };
     match chosen.excess() {
         None => Ok(chosen),

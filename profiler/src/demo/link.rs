@@ -229,12 +229,20 @@ impl Worker {
             let Some(mut file) = self.files.get(packet.to) else { return };
             // Before the receiver can have it.
             let now = monotonic_ns();
-            // An interface that is down takes nothing.
-            let taken = file.write(&packet.bytes).is_ok();
-            let mut log = self.shared.log();
-            if let Some(record) = packet.logged.and_then(|place| log.get_mut(place)).filter(|_| taken) {
-                record.delivered_ns = Some(now);
+            self.note_delivery(packet.logged, Some(now));
+            if file.write(&packet.bytes).is_err() {
+                // An interface that is down takes nothing.
+                self.note_delivery(packet.logged, None);
             }
+        }
+    }
+}
+
+impl Worker {
+    fn note_delivery(&self, logged: Option<usize>, delivered_ns: Option<u64>) {
+        let mut log = self.shared.log();
+        if let Some(record) = logged.and_then(|place| log.get_mut(place)) {
+            record.delivered_ns = delivered_ns;
         }
     }
 }

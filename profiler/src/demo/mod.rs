@@ -15,7 +15,7 @@ pub use dns_script::{Action, Rule};
 pub use dns_server::{DnsServer, QueryRecord};
 pub use error::DemoError;
 pub use hickory_proto::rr::RecordType;
-pub use job::{Demo, SLOW_ANSWER};
+pub use job::{Demo, SLOW_ANSWER, SLOW_HOP};
 pub use link::{LinkScript, SlowLink};
 pub use netns::{Host, Namespace, Network};
 pub use role::Role;

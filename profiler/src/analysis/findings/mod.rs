@@ -21,6 +21,9 @@ mod dns_waiting;
 mod far_side;
 mod interface;
 mod net;
+mod net_hops;
+mod net_hosts;
+mod net_racks;
 mod resolver;
 mod tcp;
 #[cfg(test)]
