@@ -173,6 +173,8 @@ fn slot_of(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketIn
     match info.class {
         // Nobody listens there, which is how most machines are set up.
         SocketClass::UnixResolver if wait.call == Call::Connect && wait.ret < 0 => None,
+        // After such a connect; nobody answers a close either.
+        SocketClass::UnixResolver if wait.call == Call::Close => None,
         SocketClass::UnixResolver => Some(Slot::new(awaited, info.name, Cause::DnsResolve)),
         SocketClass::Inet => match info.transport {
             Transport::Tcp => tcp_slot(context, wait, awaited, info),

@@ -1,5 +1,9 @@
 //! Every kind of topology file, and what is wrong in them.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
 use super::*;
 
 const FILE: &str = r#"
@@ -196,6 +200,51 @@ fn empty_and_endless_names_are_errors() {
 fn hosts_that_are_named_in_many_short_lines_are_refused() {
     let lines = "SwitchName=s Nodes=n[0-262143]\n".repeat(5);
     assert!(Topology::parse(&lines).unwrap_err().to_string().starts_with("line 5, column 1: "));
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_without_a_panic(words in vec(any_word(), 0..30)) {
+        let text = words.concat();
+        let _ = Topology::parse(&text);
+        let mut topology = Topology::default();
+        topology.learn_addresses(&text);
+    }
+}
+
+/// Pieces of all forms, so that texts get far into the readers.
+fn any_word() -> impl Strategy<Value = String> {
+    let pieces = [
+        "\n",
+        " ",
+        "=",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        ":",
+        "\"",
+        "#",
+        "\\\n",
+        "-",
+        "/",
+        "[[rack]]\n",
+        "name = \"A\"\n",
+        "hosts = [\"n\"]\n",
+        "cidrs = [\"10.0.0.0/8\"]\n",
+        "SwitchName=s",
+        "Nodes=n[1-3]",
+        "NodeName=n[1-3]",
+        "NodeAddr=10.0.0.[1-3]",
+        "\"items\": [",
+        "\"metadata\": {\"name\": \"n\", \"labels\": {\"rack\": \"A\"}}",
+        "\"rack\": [{\"name\": \"A\"}]",
+        "10.0.0.1",
+        "host",
+        "rack",
+    ];
+    prop_oneof![4 => select(pieces.to_vec()).prop_map(str::to_owned), 1 => "\\PC{0,4}"]
 }
 
 #[test]
