@@ -323,5 +323,8 @@ fn a_poll_of_many_peers_is_shared_equally_by_all_also_those_that_are_not_describ
 fn a_set_that_is_too_large_to_be_looked_at_is_blamed_on_nobody() {
     let (waited, report, _peers) = poll_crowd(300);
     assert_eq!(report["totals"]["stalled_ns"], 0, "{:#}", report["causes"]);
-    assert_close("other", sum(&rows(&report, "threads", &[]), "other_ns"), waited);
+    // Whatever else the thread waits for in the window comes on top.
+    let window = report["target"]["duration_ns"].as_u64().unwrap();
+    let least = waited.ns.saturating_sub(waited.busy_ns);
+    assert_between("other", sum(&rows(&report, "threads", &[]), "other_ns"), least, window);
 }
