@@ -21,8 +21,8 @@ enum Script {
     Reply(Vec<Duration>),
     /// Accepts, reads, and says nothing until it is told to.
     Held,
-    /// Reads everything, beginning this long after the connection was made.
-    ReadAfter(Duration),
+    /// Reads everything, from when it is told to.
+    ReadLate,
 }
 
 #[derive(Debug, Default)]
@@ -31,9 +31,10 @@ struct State {
     /// When requests came, `CLOCK_MONOTONIC`, in order.
     asked_ns: Mutex<Vec<u64>>,
     released: AtomicBool,
+    hurrying: AtomicBool,
     /// Nanoseconds between each request and its reply, in order.
     served_ns: Mutex<Vec<u64>>,
-    /// When `ReadAfter` began to read, `CLOCK_MONOTONIC`.
+    /// When `ReadLate` began to read, `CLOCK_MONOTONIC`.
     began_reading_ns: Mutex<Option<u64>>,
     connections: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -62,7 +63,12 @@ impl Peer {
         Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Held)
     }
 
-    /// Lets a silent peer answer each connection once, from now on; `CLOCK_MONOTONIC` before.
+    /// From now on late peers are late no more.
+    pub fn hurry(&self) {
+        self.state.hurrying.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets a silent peer answer each connection once, and one that reads late read, from now on; `CLOCK_MONOTONIC` before.
     pub fn release(&self) -> u64 {
         let now = monotonic_ns();
         self.state.released.store(true, Ordering::Relaxed);
@@ -85,9 +91,9 @@ impl Peer {
         }
     }
 
-    /// On loopback: begins to read that long after a connection was made.
-    pub fn reads_after(delay: Duration) -> Peer {
-        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::ReadAfter(delay))
+    /// On loopback: reads nothing until [`Peer::release`].
+    pub fn reads_late() -> Peer {
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::ReadLate)
     }
 
     /// On a host of the rig: answers each request after `delay`.
@@ -194,20 +200,18 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
             while read_some(&mut stream, &mut [0], state)? {
                 let start = monotonic_ns();
                 delay = next.next().copied().unwrap_or(delay);
-                std::thread::sleep(delay);
+                if !state.hurrying.load(Ordering::Relaxed) {
+                    std::thread::sleep(delay);
+                }
                 // Not after the write: the program may have woken up by then.
                 let served = monotonic_ns() - start;
                 stream.write_all(&[1; REPLY])?;
                 state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).push(served);
             }
         }
-        Script::ReadAfter(delay) => {
-            let begin = Instant::now() + *delay;
-            while Instant::now() < begin {
-                if state.stopping.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                std::thread::sleep(GLANCE.min(begin.saturating_duration_since(Instant::now())));
+        Script::ReadLate => {
+            if !wait_released(state) {
+                return Ok(());
             }
             *state.began_reading_ns.lock().unwrap_or_else(PoisonError::into_inner) = Some(monotonic_ns());
             let mut buffer = vec![0; 1 << 20];
@@ -221,16 +225,24 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
 fn hold(stream: &mut TcpStream, state: &State) -> io::Result<()> {
     if read_some(stream, &mut [0], state)? {
         state.asked_ns.lock().unwrap_or_else(PoisonError::into_inner).push(monotonic_ns());
-        while !state.released.load(Ordering::Relaxed) {
-            if state.stopping.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if !wait_released(state) {
+            return Ok(());
         }
         stream.write_all(&[1; REPLY])?;
     }
     while read_some(stream, &mut [0; 64], state)? {}
     Ok(())
+}
+
+/// False where the test ends before.
+fn wait_released(state: &State) -> bool {
+    while !state.released.load(Ordering::Relaxed) {
+        if state.stopping.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Reads once; false at the end of the stream or of the test.

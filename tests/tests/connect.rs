@@ -177,13 +177,14 @@ fn attaching_in_the_middle_of_a_hanging_connect_reports_it() {
 #[test]
 fn attaching_in_the_middle_sees_the_time_out_come() {
     let (client, peer) = silent();
-    syn_retries(&client, "2");
     let mut program = Program::start_on(&client, &["connect", &peer]);
     program.go();
     std::thread::sleep(Duration::from_millis(200));
     let attaching = monotonic_ns();
     let recording = Recorder::new().pid(program.pid()).start();
     let opened = recording.opened_ns;
+    // The kernel asks how often when the time for the next SYN has come.
+    syn_retries(&client, "1");
     let values = program.done();
     let end: u64 = values.get("end");
     let report = recording.finish().report();

@@ -194,11 +194,19 @@ fn an_unplugged_host_loses_packets_until_it_is_plugged_in() {
 #[test]
 fn senders_block_until_the_peer_reads() {
     require_root();
-    let peer = Peer::reads_after(Duration::from_millis(400));
+    let peer = Peer::reads_late();
     let mut program = Program::start(&["send", &peer.name(), "33554432"]);
-    let values = program.run();
+    program.go();
+    std::thread::sleep(Duration::from_millis(400));
+    peer.release();
+    let values = program.done();
     assert_eq!(values.get::<u64>("sent"), 33_554_432);
-    assert!(values.ns() > 200 * MS, "blocked for {} ns", values.ns());
+    let unread = peer.began_reading_ns().unwrap() - values.get::<u64>("start");
+    assert!(
+        values.ns() >= unread,
+        "blocked for {} ns, {unread} ns of them before the peer read",
+        values.ns()
+    );
 }
 
 #[test]

@@ -42,15 +42,17 @@ fn a_recorder_that_is_told_to_end_leaves_a_complete_trace() {
 fn a_killed_recorder_does_no_harm_to_its_target() {
     require_root();
     let peer = Peer::late(LATE);
-    let mut program = Program::start(&["recv", "blocking", &peer.name(), "150"]);
+    let mut program = Program::start(&["recv", "blocking", &peer.name(), "1500"]);
     let recording = Recorder::new().pid(program.pid()).start();
     program.go();
     std::thread::sleep(Duration::from_millis(700));
     let trace = recording.kill();
     // Another recorder finds the target as if there had never been one.
     let second = Recorder::new().pid(program.pid()).start();
+    std::thread::sleep(Duration::from_millis(300));
+    peer.hurry();
     let values = program.done();
-    assert_eq!(values.get::<u64>("looks"), 150, "each reply came in one piece");
+    assert_eq!(values.get::<u64>("looks"), 1500, "each reply came in one piece");
     let after = second.finish();
     assert!(after.status.success(), "{}", after.stderr);
     assert!(sum(&[receive(&after.report(), &peer)], "waits") > 0);

@@ -171,10 +171,14 @@ fn attaching_in_the_middle_of_a_wait_that_ends_counts_from_the_attach() {
 #[test]
 fn a_sender_waits_until_its_peer_reads() {
     require_root();
-    // From the accept on: the recorder attaches in between.
-    let peer = Peer::reads_after(Duration::from_secs(3));
-    let (values, trace) = record_run(&mut Program::start(&["send", &peer.name(), "33554432"]));
-    let report = trace.report();
+    let peer = Peer::reads_late();
+    let mut program = Program::start(&["send", &peer.name(), "33554432"]);
+    let recording = Recorder::new().pid(program.pid()).start();
+    program.go();
+    std::thread::sleep(Duration::from_secs(1));
+    peer.release();
+    let values = program.done();
+    let report = recording.finish().report();
     let row = socket(&report, &peer.name(), "send");
     assert_eq!((&row["waits"], &row["in_flight"]), (&json!(1), &json!(0)));
     assert_close("send", sum(&[row], "stalled_ns"), values.measured());
@@ -189,7 +193,7 @@ fn a_sender_waits_until_its_peer_reads() {
 #[test]
 fn attaching_in_the_middle_of_a_blocked_send_reports_it() {
     require_root();
-    let peer = Peer::reads_after(Duration::from_mins(1));
+    let peer = Peer::reads_late();
     let mut program = Program::start(&["send", &peer.name(), "33554432"]);
     program.go();
     std::thread::sleep(Duration::from_millis(100));
@@ -319,5 +323,8 @@ fn a_poll_of_many_peers_is_shared_equally_by_all_also_those_that_are_not_describ
 fn a_set_that_is_too_large_to_be_looked_at_is_blamed_on_nobody() {
     let (waited, report, _peers) = poll_crowd(300);
     assert_eq!(report["totals"]["stalled_ns"], 0, "{:#}", report["causes"]);
-    assert_close("other", sum(&rows(&report, "threads", &[]), "other_ns"), waited);
+    // Whatever else the thread waits for in the window comes on top.
+    let window = report["target"]["duration_ns"].as_u64().unwrap();
+    let least = waited.ns.saturating_sub(waited.busy_ns);
+    assert_between("other", sum(&rows(&report, "threads", &[]), "other_ns"), least, window);
 }

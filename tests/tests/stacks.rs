@@ -81,25 +81,39 @@ fn callers_of_a_function_that_waits_are_told_apart_and_their_stacks_copied_seldo
     let mut waited = [0; CALLERS.len()];
     let mut waits: Vec<&Value> = records(&export, "wait");
     waits.retain(|wait| wait["call"] == "recvfrom");
+    let mut without_stack = 0;
     for wait in &waits {
         let (start, end) = (number(wait, "start_ns"), number(wait, "end_ns"));
         // The one call of that thread that the wait is in.
         let inside =
             |call: &&Call| call.tid == number(wait, "tid") && call.begin_ns <= start && end <= call.end_ns;
         let call = calls.iter().find(inside).unwrap_or_else(|| panic!("outside of all calls: {wait}"));
+        if wait["user_stack"] == 0 {
+            without_stack += 1;
+            continue;
+        }
         let stack = stacks.get(&number(wait, "user_stack")).unwrap_or_else(|| panic!("no stack: {wait}"));
         assert_eq!(caller(stack), Some(call.caller), "{wait}: {stack}");
         waited[call.caller] += end - start;
     }
     // A call that the machine kept from starting until the reply was there, or nearly, is no wait.
     assert!(waits.len() <= calls.len() && waits.len() > calls.len() / 2, "{} waits", waits.len());
+    // On a busy machine a stack can come again before the recorder has learned to know it; copies have a limit then.
+    let losses = trace.report()["coverage"]["losses"].clone();
+    let limited = ["stack_copies_limited", "stack_ring_full"].map(|loss| losses[loss].as_u64().unwrap_or(0));
+    assert!(without_stack <= limited.iter().sum(), "{without_stack} without a stack: {losses}");
+    assert!(without_stack < waits.len() as u64 / 2, "{without_stack} without a stack: {losses}");
     assert!(stacks.len() < 40, "{} user stacks", stacks.len());
     let different: HashSet<String> = stacks.values().map(|stack| stack["frames"].to_string()).collect();
     assert_eq!(different.len(), stacks.len(), "stacks are in the trace twice");
 
     let folded = trace.folded();
     for (name, waited) in CALLERS.into_iter().zip(waited) {
-        let through = folded.iter().filter(|(frames, _)| frames.iter().any(|frame| frame == name));
+        // The caller also sends, which can take its time.
+        let is_receive =
+            |frames: &[String]| frames.last().is_some_and(|leaf| leaf.starts_with("[sock.recv]"));
+        let leads_through = |frames: &[String]| frames.iter().any(|frame| frame == name);
+        let through = folded.iter().filter(|(frames, _)| is_receive(frames) && leads_through(frames));
         let weight: u64 = through.map(|(_, ns)| ns).sum();
         assert_eq!(weight, waited, "{name}");
     }
