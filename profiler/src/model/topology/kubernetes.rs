@@ -2,7 +2,7 @@
 //! `{"node": {"label": "value"}}`; or our own form.
 //!
 //! The rack is the value of the label whose name is `rack` or ends in it: `topology.kubernetes.io/rack`,
-//! `example.com/topology-rack`. A zone is no rack.
+//! `example.com/topology-rack`. A zone is no rack. Pods are in the rack of their node by its `podCIDRs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,13 +11,22 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::own::{self, PlainFile};
-use super::{Topology, TopologyError, one_line};
+use super::{Cidr, CidrError, Topology, TopologyError, one_line};
 
 #[derive(Deserialize)]
 struct Node {
     metadata: Metadata,
     #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
     status: Status,
+}
+
+#[derive(Default, Deserialize)]
+struct Spec {
+    /// Addresses of the pods on the node.
+    #[serde(default, rename = "podCIDRs")]
+    pod_cidrs: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +73,10 @@ pub(super) fn parse_json(text: &str) -> Result<Topology, TopologyError> {
         from_nodes(vec![read::<Node>(text)?])
     } else {
         let labels: BTreeMap<String, BTreeMap<String, String>> = read(text)?;
-        let node = |(name, labels)| Node { metadata: Metadata { name, labels }, status: Status::default() };
+        let node = |(name, labels)| {
+            let metadata = Metadata { name, labels };
+            Node { metadata, spec: Spec::default(), status: Status::default() }
+        };
         from_nodes(labels.into_iter().map(node).collect())
     }
 }
@@ -114,6 +126,14 @@ fn add_node(topology: &mut Topology, node: Node) -> Result<(), String> {
         // Names are among them.
         if let Ok(address) = address.parse::<IpAddr>() {
             topology.add_address(address, &node.metadata.name)?;
+        }
+    }
+    for range in node.spec.pod_cidrs {
+        let range: Cidr = range.parse().map_err(|error: CidrError| error.to_string())?;
+        topology.count_range()?;
+        topology.add_range(range, rack)?;
+        if let Some(rack) = topology.racks.get_mut(rack) {
+            rack.cidrs.push(range);
         }
     }
     Ok(())

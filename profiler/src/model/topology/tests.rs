@@ -125,6 +125,7 @@ const NODES: &str = r#"{"apiVersion": "v1", "kind": "List", "items": [
   {"metadata": {"name": "node01", "labels": {"topology.kubernetes.io/rack": "A", "topology.kubernetes.io/zone": "z"}},
    "status": {"addresses": [{"type": "InternalIP", "address": "10.0.1.1"}, {"type": "Hostname", "address": "node01"}]}},
   {"metadata": {"name": "node02", "labels": {"cloud.example.com/topology-rack": "B"}},
+   "spec": {"podCIDR": "10.244.2.0/24", "podCIDRs": ["10.244.2.0/24", "fd00:2::/64"]},
    "status": {"addresses": [{"type": "InternalIP", "address": "10.0.2.1"}]}},
   {"metadata": {"name": "node03", "labels": {"track": "C"}}}
 ]}"#;
@@ -136,6 +137,10 @@ fn labels_of_kubernetes_nodes_name_their_racks() {
     assert_eq!(name(topology.rack_of_address(address("10.0.2.1"))), "B");
     assert_eq!(topology.host_of_address(address("10.0.2.1")), Some("node02"));
     assert_eq!(name(topology.rack_of_host("node03")), "-");
+    // A pod is where its node is.
+    assert_eq!(name(topology.rack_of_address(address("10.244.2.17"))), "B");
+    assert_eq!(name(topology.rack_of_address(address("fd00:2::17"))), "B");
+    assert_eq!(topology.host_of_address(address("10.244.2.17")), None);
     let bare = Topology::parse(r#"{"n1": {"rack": "A"}, "n2": {"rack": "B", "x": "y"}}"#).unwrap();
     assert_eq!((name(bare.rack_of_host("n1")), name(bare.rack_of_host("n2"))), ("A", "B"));
     let list = Topology::parse(r#"[{"metadata": {"name": "n1", "labels": {"rack": "A"}}}]"#).unwrap();
