@@ -103,8 +103,10 @@ fn the_demo_leaves_a_picture_a_report_and_a_trace() {
     assert_eq!(report["trace"]["complete"], true);
     let window = report["target"]["duration_ns"].as_u64().unwrap();
 
-    let dead = rows(&report, "dns", &[("name", json!(DEAD_NAME))]);
-    assert_eq!((sum(&dead, "answered"), dead[0]["server"].as_str()), (0, Some("10.77.0.53:53")));
+    // The query that was open when the recording began has a name only where it was sent again.
+    let dead = rows(&report, "dns", &[("server", json!("10.77.0.53:53"))]);
+    assert_eq!(sum(&dead, "answered"), 0);
+    assert!(dead.iter().any(|row| row["name"] == DEAD_NAME), "{dead:#?}");
     // Its process does nothing else but for a tenth of a second of sleep in two.
     let told = sum(&dead, "stalled_ns") > window * 9 / 10 && sum(&dead, "in_flight") <= 2;
     assert!(told, "{:#} in {window} ns", report["dns"]);

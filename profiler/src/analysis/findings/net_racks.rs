@@ -51,9 +51,9 @@ fn compare<'a>(
     let near = hosts(scene, "same-rack", measure.samples, value);
     let near_ns = median(near.iter().map(|host| host.value_ns));
     let far_ns = median(far.iter().map(|host| host.value_ns));
-    let slow =
-        |hosts: &[HostHops]| hosts.iter().filter(|host| is_slow(scene, host.value_ns, near_ns)).count();
-    let (far_slow, near_slow) = (slow(&far), slow(&near));
+    let far_slow = far.iter().filter(|host| is_slow(scene, host.value_ns, near_ns)).count();
+    // Against the crossing, not against its neighbours: hosts inside a rack differ too.
+    let near_slow = near.iter().filter(|host| !is_slow(scene, far_ns, host.value_ns)).count();
     // One host across racks cannot tell the way from the host.
     let enough = far.len() as u64 >= limits.cross_rack_peers && !near.is_empty();
     let agree = far_slow as f64 >= limits.cross_rack_agree * far.len() as f64

@@ -276,6 +276,18 @@ fn where_everything_is_slow_or_half_of_each_nothing_is_blamed() {
 }
 
 #[test]
+fn hosts_inside_the_rack_may_differ_as_long_as_the_crossing_stands_out() {
+    let findings = steady(&[
+        NEAR,
+        ("10.0.1.3", "same-rack", 350_000),
+        ("10.0.2.2", "cross-rack", 5 * MS),
+        ("10.0.2.3", "cross-rack", 5 * MS),
+    ]);
+    assert_eq!(ids(&findings), ["net.cross_rack_latency"]);
+    assert_eq!(number(get(&findings, "net.cross_rack_latency"), "same_rack_slow"), 0);
+}
+
+#[test]
 fn one_fast_host_of_many_across_racks_does_not_acquit_the_crossing() {
     let far: Vec<String> = (2..9).map(|number| format!("10.0.2.{number}")).collect();
     let mut hops: Vec<(&str, &str, u64)> =
