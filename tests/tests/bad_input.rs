@@ -334,3 +334,27 @@ fn a_trace_is_not_overwritten_by_its_own_report() {
         assert_eq!(std::fs::read(path).unwrap(), before, "{command:?}");
     }
 }
+
+#[test]
+fn a_topology_that_cannot_be_used_is_named_with_its_line_by_every_command() {
+    let (_peer, trace) = real_trace();
+    let path = trace.path.to_str().unwrap();
+    let file = trace.folder().join("racks.conf");
+    let racks = file.to_str().unwrap();
+    std::fs::write(&file, "SwitchName=leaf1 Nodes=n[1-2]\nSwitchName=leaf2 Nodes=n[1-999999999]\n").unwrap();
+    let out = trace.folder().join("out.svg");
+    let out = out.to_str().unwrap();
+    for arguments in [
+        vec!["report", path, "--topology", racks],
+        vec!["flame", path, "--topology", racks, "-o", out],
+        vec!["record", "--pid", "1", "--topology", racks, "-o", out],
+    ] {
+        let text = assert_fails(&stallscope(&arguments), 1);
+        assert!(text.contains("racks.conf: line 2, column 1: ") && text.contains("more than"), "{text}");
+        assert!(!Path::new(out).exists(), "{arguments:?}");
+    }
+    // The topology is never overwritten.
+    let text = assert_fails(&stallscope(&["flame", path, "--topology", racks, "-o", racks]), 2);
+    assert!(text.contains("racks.conf"), "{text}");
+    assert!(std::fs::read_to_string(&file).unwrap().starts_with("SwitchName"));
+}

@@ -284,6 +284,25 @@ mod tests {
     }
 
     #[test]
+    fn peers_that_the_topology_does_not_place_are_told() {
+        let mut trace = Trace::new();
+        trace.add(sample(1500, 9, 4, false, tcp(1, "10.0.1.1:80"))).add(sample(
+            1500,
+            9,
+            3,
+            false,
+            tcp(2, "10.0.2.9:80"),
+        ));
+        let topology = Topology::parse("10.0.0.1 A\n10.0.1.1 B\n").unwrap();
+        let options = AnalysisOptions { topology: Some(topology), ..AnalysisOptions::default() };
+        let report = analyse(trace.0.iter().cloned(), TraceState::default(), &options).report;
+        let rows: Vec<_> = report.coverage.probes.iter().map(|row| (&*row.family, &*row.reason)).collect();
+        let reason = "the topology does not tell how far 1 of 2 TCP peers are (10.0.2.9); it needs their addresses and ours";
+        assert_eq!(rows, [("racks", reason)]);
+        assert_eq!(trace.analyse().report.coverage.probes, [], "nobody asked for racks");
+    }
+
+    #[test]
     fn a_stored_topology_that_cannot_be_read_is_counted_and_not_used() {
         let mut trace = Trace::new();
         let file = TopologyFile { path: "racks".into(), text: "10.0.1.1 A B\n[[".into() };

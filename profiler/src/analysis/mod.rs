@@ -93,6 +93,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         clock: sections::clock(),
         ..Report::default()
     };
+    report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
     let far_ends = far_end::FarEnds::new(&model);

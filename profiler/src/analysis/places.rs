@@ -1,12 +1,13 @@
 //! Where peers are: host, rack, and how far that is from the process that talks to them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use super::report::{HopRow, ProbeRow};
 use crate::model::Model;
 use crate::model::socket::{known_peer, plain_address};
 use crate::model::topology::Topology;
-use crate::trace::record::{Ends, Socket};
+use crate::trace::record::{Ends, FamilyState, Socket};
 
 /// How far the two ends of a connection are apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,6 +88,25 @@ impl Places {
     /// Whether racks are known at all.
     pub fn has_racks(&self) -> bool {
         self.topology.as_ref().is_some_and(|topology| !topology.racks().is_empty())
+    }
+
+    /// What the topology leaves open: peers that it places in no rack. `None` where there are none, or no racks.
+    pub fn gaps(&self, hops: &[HopRow]) -> Option<ProbeRow> {
+        let open: BTreeSet<&str> =
+            hops.iter().filter(|hop| hop.relation == "unknown").map(|hop| hop.peer.as_str()).collect();
+        if open.is_empty() || !self.has_racks() {
+            return None;
+        }
+        let all: BTreeSet<&str> = hops.iter().map(|hop| hop.peer.as_str()).collect();
+        let first: Vec<&str> = open.iter().take(3).copied().collect();
+        let reason = format!(
+            "the topology does not tell how far {} of {} TCP peers are ({}{}); it needs their addresses and ours",
+            open.len(),
+            all.len(),
+            first.join(", "),
+            if open.len() > first.len() { " .." } else { "" }
+        );
+        Some(ProbeRow { family: "racks".to_owned(), state: FamilyState::Partial, reason })
     }
 
     /// Where the peer of a process is; `peer` is `ip:port` or an address. `None` where it is neither.

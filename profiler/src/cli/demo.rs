@@ -29,6 +29,9 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         "starting a small job in network namespaces: a gather over two racks with a late rank, a dead and a slow resolver",
     );
     let mut job = Demo::start()?;
+    if let Err(error) = job.link() {
+        note(&format!("without a slow way between its racks: {error}"));
+    }
     job.wait_ready(PATIENCE)?;
     let racks = folder.join("racks.txt");
     write_output(Some(&racks), |out| out.write_all(Demo::topology().as_bytes()).map_err(RenderError::from))?;
