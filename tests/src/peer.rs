@@ -30,6 +30,8 @@ struct State {
     stopping: AtomicBool,
     /// Nanoseconds between each request and its reply, in order.
     served_ns: Mutex<Vec<u64>>,
+    /// In place of the script's, for replies from now on.
+    delay: Mutex<Option<Duration>>,
     /// When `ReadAfter` began to read, `CLOCK_MONOTONIC`.
     began_reading_ns: Mutex<Option<u64>>,
     connections: Mutex<Vec<JoinHandle<()>>>,
@@ -93,6 +95,11 @@ impl Peer {
     /// Nanoseconds between request and reply of everything served so far.
     pub fn served_ns(&self) -> Vec<u64> {
         self.state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Answers each request after `delay` from now on.
+    pub fn set_delay(&self, delay: Duration) {
+        *self.state.delay.lock().unwrap_or_else(PoisonError::into_inner) = Some(delay);
     }
 
     /// When a peer that reads late began to read, `CLOCK_MONOTONIC`.
@@ -160,7 +167,8 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
             while read_some(&mut stream, &mut [0], state)? {
                 let start = monotonic_ns();
                 delay = next.next().copied().unwrap_or(delay);
-                std::thread::sleep(delay);
+                let changed = *state.delay.lock().unwrap_or_else(PoisonError::into_inner);
+                std::thread::sleep(changed.unwrap_or(delay));
                 stream.write_all(&[1; REPLY])?;
                 let served = monotonic_ns() - start;
                 state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).push(served);

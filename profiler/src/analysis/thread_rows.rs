@@ -43,7 +43,7 @@ fn thread_row(model: &Model, track: &ThreadTrack, partition: &ThreadPartition) -
 }
 
 /// Running and runnable time between the first and the last look; from 0 for a thread born meanwhile.
-fn cpu_times(track: &ThreadTrack) -> (u64, u64) {
+pub(super) fn cpu_times(track: &ThreadTrack) -> (u64, u64) {
     let Some((first, last)) = track.times else { return (0, 0) };
     if track.born {
         return (last.running_ns, last.runnable_ns);

@@ -67,7 +67,8 @@ fn load(before: &[&Path], after: &[&Path]) -> Result<(Vec<Profile>, Vec<Profile>
     })
 }
 
-fn load_profile(trace: &Path) -> Result<Profile, CliError> {
+/// Reduces a recording to what a diff needs of it, as far as it can be read.
+pub fn load_profile(trace: &Path) -> Result<Profile, CliError> {
     let mut reader = TraceReader::open(trace)?;
     let model = Model::from_records(reader.by_ref());
     Ok(profile_of(model, reader.state()))

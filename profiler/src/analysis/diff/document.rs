@@ -44,8 +44,8 @@ pub struct Diff {
     pub before: Side,
     pub after: Side,
     pub normalised_by: Normaliser,
-    /// The call site whose waits are the unit, outermost frame first; empty without one (an addition to the
-    /// contract).
+    /// The call site whose waits are the unit, outermost frame first, with the peer behind it where only the waits
+    /// for one count; empty without one (an addition to the contract).
     pub normalised_site: Vec<String>,
     pub total: Change,
     /// By the size of the change, the largest first.

@@ -45,10 +45,15 @@ pub fn profile_of(model: Model, state: TraceState) -> Profile {
 
 /// Compares the recordings of two sides, at least one each.
 pub fn compare(before: &[Profile], after: &[Profile]) -> Diff {
-    let units = unit::choose(before, after);
     let (old_peers, new_peers) = (peers(before), peers(after));
     let peers = PeerNames::new(&old_peers, &new_peers);
-    let sums = (total(&units.before), total(&units.after));
+    let units = unit::choose(before, after, &peers);
+    let sums = [&units.before, &units.after].map(|side| match units.by {
+        Normaliser::Time => total(side),
+        // Shares of waits by slice add up to whole ones.
+        _ => total(side).round(),
+    });
+    let sums = (sums[0], sums[1]);
     let stacks = stacks::compare(&merged(before, &peers), &merged(after, &peers), sums);
     let draws = (Draws::new(before.len(), 0), Draws::new(after.len(), 1));
     let tables = Tables { before, after, units: &units, sums, draws: &draws, peers: &peers };

@@ -9,22 +9,7 @@ use crate::analysis::Analysis;
 use crate::analysis::report::TraceState;
 use crate::analysis::stall::Stall;
 use crate::model::cause::Cause;
-use crate::render::tree::{FrameKind, Labels, ViewFrame, stall_frames};
-
-/// Stalled time of a cause by slice, nanoseconds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CauseSeries {
-    /// Each wait as a whole where it ended: what belongs to the waits that are counted there.
-    pub ended: Series,
-    /// Each wait where it was: what belongs to the seconds.
-    pub spread: Series,
-}
-
-impl Default for CauseSeries {
-    fn default() -> CauseSeries {
-        CauseSeries { ended: [0.0; SLICES], spread: [0.0; SLICES] }
-    }
-}
+use crate::render::tree::{Labels, stall_frames};
 
 /// Waits on a peer in one direction.
 #[derive(Clone, Debug)]
@@ -34,12 +19,13 @@ pub struct SocketWaits {
     pub durations: Durations,
 }
 
-/// A call site with the number of its waits that came to an end by slice.
+/// A call site with its waits that came to an end. Each counts over the time since the one before, so that a loop
+/// whose turns are longer than a slice has the same part of a turn in each.
 #[derive(Clone, Debug)]
 pub struct Repeat {
-    /// Without cause and peer.
+    /// Without cause; of several peers awaited at once the first.
     pub site: Stall,
-    pub counts: Box<[u32; SLICES]>,
+    pub counts: Box<Series>,
 }
 
 /// Stalled nanoseconds by cause and frames, outermost frame first.
@@ -54,13 +40,16 @@ pub struct Profile {
     pub lost_events: u64,
     /// Values by name.
     pub environment: BTreeMap<String, BTreeSet<String>>,
-    pub causes: BTreeMap<Cause, CauseSeries>,
+    /// Stalled nanoseconds by slice.
+    pub causes: BTreeMap<Cause, Series>,
     pub sockets: Vec<SocketWaits>,
     /// Round-trip times by address.
     pub hops: BTreeMap<String, Durations>,
     /// One entry a call site, peer and cause; the times of its waits are added up.
     pub sites: Vec<Stall>,
     pub repeats: Vec<Repeat>,
+    /// CPU time by pid and tid, nanoseconds.
+    pub running: BTreeMap<(u32, u32), u64>,
     /// Waits at call sites that were too many to be told apart.
     pub merged_waits: u64,
     /// Stacks and names of processes and threads.
@@ -87,36 +76,54 @@ impl Profile {
         stacks
     }
 
-    /// Stalled time by process and thread, under the names of [`Profile::call_sites`].
-    pub fn threads(&self) -> BTreeMap<Vec<String>, u64> {
+    /// The call sites by frames and peer, with the waits that ended in each slice; and the CPU time of their
+    /// threads.
+    pub fn call_sites(&self, peers: &PeerNames<'_>) -> CallSites {
         let labels = Labels::of_stalls(&self.names, &self.sites);
-        let mut threads: BTreeMap<Vec<String>, u64> = BTreeMap::new();
-        let mut by_id: BTreeMap<(u32, u32), u64> = BTreeMap::new();
-        for site in &self.sites {
-            let weight = by_id.entry((site.pid, site.tid)).or_default();
-            *weight = weight.saturating_add(site.weight_ns);
-        }
-        for ((pid, tid), weight_ns) in by_id {
-            let names = [labels.process(pid), labels.thread(pid, tid)];
-            let frames = names.map(|name| ViewFrame::new(&name, FrameKind::Task));
-            let sum = threads.entry(plain_frames(&frames)).or_default();
-            *sum = sum.saturating_add(weight_ns);
-        }
-        threads
-    }
-
-    /// The call sites by frames, without the frame for cause and peer, with the waits that ended in each slice.
-    pub fn call_sites(&self) -> BTreeMap<Vec<String>, Series> {
-        let labels = Labels::of_stalls(&self.names, &self.sites);
-        let mut sites: BTreeMap<Vec<String>, Series> = BTreeMap::new();
+        let mut found = CallSites::default();
+        let mut threads: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
         for repeat in &self.repeats {
             let mut frames = plain_frames(&stall_frames(&self.names, &labels, &repeat.site));
             frames.pop();
-            let series = sites.entry(frames).or_insert([0.0; SLICES]);
+            frames.push(peers.name(&repeat.site.peer));
+            threads.entry((repeat.site.pid, repeat.site.tid)).or_insert_with(|| thread_of(&frames).to_vec());
+            let series = found.waits.entry(frames).or_insert([0.0; SLICES]);
             for (sum, count) in series.iter_mut().zip(repeat.counts.iter()) {
-                *sum += f64::from(*count);
+                *sum += count;
             }
         }
-        sites
+        for (thread, name) in threads {
+            *found.running.entry(name).or_default() += self.running.get(&thread).map_or(0.0, |ns| *ns as f64);
+        }
+        found
     }
+}
+
+/// What recurs in a recording, by frames.
+#[derive(Clone, Debug, Default)]
+pub struct CallSites {
+    /// The last name is the peer's.
+    pub waits: BTreeMap<Vec<String>, Series>,
+    /// CPU time by process and thread.
+    pub running: BTreeMap<Vec<String>, f64>,
+}
+
+impl CallSites {
+    /// The same whatever the peer.
+    pub fn of_any_peer(&self) -> CallSites {
+        let mut waits: BTreeMap<Vec<String>, Series> = BTreeMap::new();
+        for (site, counts) in &self.waits {
+            let frames = site.split_last().map_or(&[][..], |(_, frames)| frames);
+            let series = waits.entry(frames.to_vec()).or_insert([0.0; SLICES]);
+            for (sum, count) in series.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        }
+        CallSites { waits, running: self.running.clone() }
+    }
+}
+
+/// Process and thread of a call site.
+pub fn thread_of(site: &[String]) -> &[String] {
+    site.get(..2).unwrap_or(site)
 }

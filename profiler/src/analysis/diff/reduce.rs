@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use profiler_common::{Api, Call};
 
-use super::profile::{CauseSeries, Profile, Repeat, SocketWaits};
-use super::series::{Durations, Places, SLICES, slice_of, spread};
+use super::profile::{Profile, Repeat, SocketWaits};
+use super::series::{Durations, Places, SLICES, Series, slice_of, spread};
 use crate::analysis::Analysis;
 use crate::analysis::connects::Connects;
 use crate::analysis::dns;
@@ -16,7 +16,7 @@ use crate::analysis::partition::{Piece, ThreadPartition, clipped};
 use crate::analysis::report::TraceState;
 use crate::analysis::stall::Stall;
 use crate::analysis::stalls;
-use crate::analysis::thread_rows::is_part_of_a_call;
+use crate::analysis::thread_rows::{cpu_times, is_part_of_a_call};
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::intern::{Interner, NameId};
@@ -46,14 +46,22 @@ struct Site {
     call: Call,
 }
 
+/// Waits at one site.
+#[derive(Debug)]
+struct Counts {
+    series: Box<Series>,
+    /// When the last one ended.
+    last_ns: u64,
+}
+
 /// Takes the partitioned waits of one recording.
 #[derive(Debug, Default)]
 pub struct Reducer {
     sites: HashMap<Site, u64>,
     details: Interner,
-    /// By [`Site`] without cause and peer.
-    repeats: HashMap<Site, Box<[u32; SLICES]>>,
-    causes: BTreeMap<Cause, CauseSeries>,
+    /// By [`Site`] without its cause.
+    repeats: HashMap<Site, Counts>,
+    causes: BTreeMap<Cause, Series>,
     /// By peer and whether it is sent to.
     sockets: BTreeMap<(NameId, bool), Durations>,
     places: Places,
@@ -71,7 +79,7 @@ impl Reducer {
         for piece in &part.pieces {
             let Some(wait) = track.waits.get(piece.wait as usize) else { continue };
             let span = clipped(track, wait);
-            self.weigh(window, span, piece);
+            self.weigh(window, piece);
             let site = self.site(model, connects, track, wait, piece);
             if piece.cause == Cause::DnsResolve && self.dns_waits.len() < DNS_WAITS_MAX {
                 let mut told = stalls::dns_wait(model, 0, track, wait, piece);
@@ -83,21 +91,17 @@ impl Reducer {
             let was_counted =
                 counted.get_mut(piece.wait as usize).is_none_or(|known| std::mem::replace(known, true));
             if !was_counted && came_to_an_end(model, track, wait) {
-                self.count(site, slice_of(window, span.end_ns.saturating_sub(1)));
+                self.count(window, site, span);
             }
         }
         self.take_sockets(model, track, &part.pieces);
     }
 
     /// Adds a piece to its cause's course over time.
-    fn weigh(&mut self, window: Interval, wait: Interval, piece: &Piece) {
+    fn weigh(&mut self, window: Interval, piece: &Piece) {
         self.stalled_ns = self.stalled_ns.saturating_add(piece.weight_ns);
-        let weight = piece.weight_ns as f64;
-        let series = self.causes.entry(piece.cause).or_default();
-        spread(&mut series.spread, window, piece.span, weight);
-        if let Some(slot) = series.ended.get_mut(slice_of(window, wait.end_ns.saturating_sub(1))) {
-            *slot += weight;
-        }
+        let series = self.causes.entry(piece.cause).or_insert([0.0; SLICES]);
+        spread(series, window, piece.span, piece.weight_ns as f64);
     }
 
     fn site(
@@ -144,16 +148,17 @@ impl Reducer {
         *weight = weight.saturating_add(weight_ns);
     }
 
-    fn count(&mut self, site: Site, slice: usize) {
-        let site = Site { cause: Cause::Other, peer: NameId::default(), detail: NameId::default(), ..site };
+    fn count(&mut self, window: Interval, site: Site, wait: Interval) {
+        let site = Site { cause: Cause::Other, detail: NameId::default(), ..site };
         let is_full = self.repeats.len() >= REPEATS_MAX;
         if is_full && !self.repeats.contains_key(&site) {
             return;
         }
-        let counts = self.repeats.entry(site).or_insert_with(|| Box::new([0; SLICES]));
-        if let Some(count) = counts.get_mut(slice) {
-            *count = count.saturating_add(1);
-        }
+        let first = || Counts { series: Box::new([0.0; SLICES]), last_ns: wait.start_ns };
+        let counts = self.repeats.entry(site).or_insert_with(first);
+        let turn = Interval { start_ns: counts.last_ns.min(wait.end_ns), end_ns: wait.end_ns };
+        spread(&mut counts.series, window, turn, 1.0);
+        counts.last_ns = wait.end_ns;
     }
 
     /// Waits on peers as the report's table of sockets counts them: one for each peer that had a part of it, with
@@ -188,12 +193,13 @@ impl Reducer {
         let mut sites: Vec<(Site, u64)> = self.sites.iter().map(|(site, weight)| (*site, *weight)).collect();
         sites.sort_unstable();
         let sites = sites.into_iter().map(|(site, weight)| self.stall(&model, &site, weight)).collect();
-        let mut repeats: Vec<(Site, Box<[u32; SLICES]>)> =
-            std::mem::take(&mut self.repeats).into_iter().collect();
-        repeats.sort_unstable();
-        let repeats =
-            repeats.into_iter().map(|(site, counts)| Repeat { site: self.stall(&model, &site, 0), counts });
-        let repeats = repeats.collect();
+        let mut repeats: Vec<(Site, Counts)> = std::mem::take(&mut self.repeats).into_iter().collect();
+        repeats.sort_unstable_by_key(|(site, _)| *site);
+        let repeat = |(site, counts): (Site, Counts)| Repeat {
+            site: self.stall(&model, &site, 0),
+            counts: counts.series,
+        };
+        let repeats = repeats.into_iter().map(repeat).collect();
         let sockets = self.sockets.into_iter().map(|((peer, writes), durations)| SocketWaits {
             peer: model.names.name(peer).to_owned(),
             direction: if writes { "send" } else { "recv" },
@@ -211,6 +217,7 @@ impl Reducer {
             hops: round_trips(&model, &mut self.places),
             sites,
             repeats,
+            running: model.threads.iter().map(|track| ((track.pid, track.tid), cpu_times(track).0)).collect(),
             merged_waits: self.merged_waits,
             names: Analysis {
                 processes: model.processes.into_iter().map(|(pid, process)| (pid, process.comm)).collect(),

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bootstrap::{self, Draws, Ratio, Spread, holm};
-use super::document::{CauseChange, Change, HopChange, Normaliser, SocketChange, delta_ns, delta_pct};
+use super::document::{CauseChange, Change, HopChange, SocketChange, delta_ns, delta_pct};
 use super::name::PeerNames;
-use super::profile::{CauseSeries, Profile};
+use super::profile::Profile;
 use super::series::{Durations, SLICES, Series, median};
 use super::significance::{Effect, LEVEL};
 use super::unit::Units;
@@ -72,7 +72,7 @@ impl Tables<'_> {
                 let wanted =
                     profile.causes.iter().filter(|(one, _)| cause.is_none_or(|cause| **one == cause));
                 for (_, series) in wanted {
-                    for (sum, part) in over.iter_mut().zip(self.course(series)) {
+                    for (sum, part) in over.iter_mut().zip(series) {
                         *sum += part;
                     }
                 }
@@ -83,14 +83,6 @@ impl Tables<'_> {
         let old = ratios(self.before, &self.units.before);
         let new = ratios(self.after, &self.units.after);
         bootstrap::compare((&self.draws.0, &old), (&self.draws.1, &new))
-    }
-
-    /// The course over time that goes with the unit.
-    fn course<'s>(&self, series: &'s CauseSeries) -> &'s Series {
-        match self.units.by {
-            Normaliser::Time => &series.spread,
-            _ => &series.ended,
-        }
     }
 
     pub(super) fn sockets(&self, total: &Change) -> Vec<SocketChange> {

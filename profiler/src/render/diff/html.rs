@@ -2,7 +2,7 @@
 
 use std::io::{BufWriter, Write};
 
-use super::{headline, svg, table};
+use super::{headline, site, svg, table};
 use crate::analysis::diff::document::Diff;
 use crate::render::RenderError;
 use crate::render::html::frame::write_picture;
@@ -21,8 +21,8 @@ pub fn write_diff_html(diff: &Diff, out: &mut dyn Write) -> Result<(), RenderErr
         let text = table::side(side, diff.normalised_by);
         writeln!(out, "<p class=\"head\">{name}: {}</p>", html(&text))?;
     }
-    if !diff.normalised_site.is_empty() {
-        writeln!(out, "<p class=\"head\">a wait is one of {}</p>", html(&diff.normalised_site.join(";")))?;
+    if let Some(site) = site(diff) {
+        writeln!(out, "<p class=\"head\">{}</p>", html(&site))?;
     }
     for remark in &diff.remarks {
         writeln!(out, "<p class=\"head\">{}</p>", html(remark))?;

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 
 use crate::analysis::diff::document::{Change, Diff};
 use crate::render::json::Escaping;
+use crate::render::name::escape_controls;
 use crate::render::unit::duration;
 
 pub use html::write_diff_html;
@@ -57,6 +58,21 @@ fn headline(diff: &Diff) -> String {
         signed_percent(total.delta_pct),
         verdict(total)
     )
+}
+
+/// `python3;gather;..;step;recv`: the thread and the innermost functions of the site that the unit is of.
+fn site(diff: &Diff) -> Option<String> {
+    const INNERMOST: usize = 3;
+    let path: Vec<String> = diff.normalised_site.iter().map(|frame| escape_controls(frame)).collect();
+    let text = match path.as_slice() {
+        [] => return None,
+        [process, thread, between @ .., _, _, _] if !between.is_empty() => {
+            let inner = path.get(path.len() - INNERMOST..).unwrap_or_default();
+            format!("{process};{thread};..;{}", inner.join(";"))
+        }
+        path => path.join(";"),
+    };
+    Some(format!("a wait is one of {text}"))
 }
 
 fn verdict(change: &Change) -> &'static str {

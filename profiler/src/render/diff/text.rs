@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{headline, table};
+use super::{headline, site, table};
 use crate::analysis::diff::document::Diff;
 use crate::render::name::escape_controls;
 use crate::render::text::layout::{wrap, write_table};
@@ -19,11 +19,8 @@ pub fn write_diff_text(diff: &Diff, options: TextOptions, out: &mut dyn Write) -
     }
     writeln!(out, "  before  {}", table::side(&diff.before, diff.normalised_by))?;
     writeln!(out, "  after   {}", table::side(&diff.after, diff.normalised_by))?;
-    if !diff.normalised_site.is_empty() {
-        let site = escape_controls(&diff.normalised_site.join(";"));
-        for line in wrap(&format!("a wait is one of {site}"), WIDTH - 2) {
-            writeln!(out, "  {line}")?;
-        }
+    for line in site(diff).iter().flat_map(|site| wrap(site, WIDTH - 2)) {
+        writeln!(out, "  {line}")?;
     }
     for remark in &diff.remarks {
         for (index, line) in wrap(&escape_controls(remark), WIDTH - 4).iter().enumerate() {
