@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn only_a_significant_change_above_the_limit_is_a_regression() {
         let diff = |delta_pct, delta_ns, significant| Diff {
-            total: Change { delta_pct, delta_ns, significant, ..Change::default() },
+            total: Change { delta_ns, delta_pct, significant, ..Change::default() },
             ..Diff::default()
         };
         assert!(is_regression(&diff(Some(6.0), 6, true), 0.05));

@@ -42,16 +42,16 @@ impl Random {
 
 /// A figure that varies about 1, and remembers where it was.
 struct Noise {
+    deviation: f64,
     now: f64,
 }
 
 impl Noise {
-    /// Log-normal with a deviation of 15 %, half of it kept from one to the next; one in 200 is up to four times
-    /// as long.
+    /// Log-normal, half of the deviation kept from one to the next; one in 200 is up to four times as long.
     fn next(&mut self, random: &mut Random) -> f64 {
         self.now = 0.5 * self.now + 0.75_f64.sqrt() * random.normal();
         let long = if random.share() < 0.005 { 1.0 + 3.0 * random.share() } else { 1.0 };
-        (0.15 * self.now).exp() * long
+        (self.deviation * self.now).exp() * long
     }
 }
 
@@ -60,6 +60,8 @@ impl Noise {
 pub struct Job {
     pub seed: u64,
     pub seconds: u64,
+    /// Deviation of the loop's times, as a share of them.
+    pub noise: f64,
     /// Waits for [`SLOW`] are longer by this factor.
     pub slow: f64,
     pub pid: u32,
@@ -78,6 +80,7 @@ impl Job {
         Job {
             seed,
             seconds: 20,
+            noise: 0.15,
             slow: 1.0,
             pid: 4000 + (seed % 1000) as u32,
             client_port: 40_000 + (seed % 1000) as u16,
@@ -209,14 +212,14 @@ impl Job {
             kernel_stack: 0,
             api: Api::None,
             api_start_ns: 0,
-            sockets: vec![socket(peer, if call == Call::EpollWait { 1 } else { 0 })],
+            sockets: vec![socket(peer, u16::from(call == Call::EpollWait))],
         }
     }
 
     /// Computes, waits for two peers, sends.
     fn train(&self, end_ns: u64) -> Vec<Wait> {
         let mut random = Random(self.seed.wrapping_mul(0x1234_5678_9abc_def1));
-        let [mut compute, mut slow, mut other] = [0.0; 3].map(|now| Noise { now });
+        let [mut compute, mut slow, mut other] = [0.0; 3].map(|now| Noise { deviation: self.noise, now });
         let mut waits = Vec::new();
         let mut now = 0.0;
         while now + 100.0 * MS < (end_ns - START_NS) as f64 {
@@ -305,4 +308,47 @@ fn socket(peer: SocketAddr, events: u16) -> Socket {
         events,
         revents: 0,
     }
+}
+
+/// A recording of that many waits of 8 threads on 48 peers from 40 call sites, as a server of many peers has them.
+///
+/// # Panics
+/// When the trace cannot be written.
+pub fn write_spans(path: &Path, count: u64, seed: u64) {
+    const THREADS: u64 = 8;
+    let mut random = Random(seed);
+    let mut writer = TraceWriter::create(path).unwrap();
+    let job = Job::steady(seed);
+    // Each thread waits 250 us and works 50 us on average.
+    let end_ns = START_NS + (count / THREADS + 1) * 310_000;
+    for record in job.head(end_ns) {
+        writer.write(record).unwrap();
+    }
+    for site in 0..40_u64 {
+        let functions = ["recv".to_owned(), format!("layer_{site}"), "step".to_owned(), "main".to_owned()];
+        let frames = functions.map(|function| Frame { function, module: "train".to_owned(), offset: 0 });
+        let stack =
+            Stack { id: 10_000 + site, space: Space::User, frames: frames.to_vec(), truncated: false };
+        writer.write(Record::Stack(stack)).unwrap();
+    }
+    let sockets: Vec<Socket> = (0..48_u16)
+        .map(|peer| socket(SocketAddr::from(([10, 0, 1, peer as u8], 29_500 + peer)), 0))
+        .collect();
+    let mut ends = [START_NS; THREADS as usize];
+    for _ in 0..count {
+        // The thread that is furthest behind, so that ends come nearly in order.
+        let thread = (0..ends.len()).min_by_key(|at| ends[*at]).unwrap();
+        let start_ns = ends[thread] + (100_000.0 * random.share()) as u64;
+        ends[thread] = start_ns + 100_000 + (300_000.0 * random.share()) as u64;
+        let wait = Wait {
+            start_ns,
+            end_ns: ends[thread],
+            tid: job.pid + thread as u32,
+            user_stack: 10_000 + (40.0 * random.share()) as u64,
+            sockets: vec![sockets[(48.0 * random.share()) as usize].clone()],
+            ..job.wait(0, Call::Recvfrom, SLOW, 0.0, 0.0)
+        };
+        writer.write(Record::Wait(wait)).unwrap();
+    }
+    writer.finish(End { time_ns: end_ns, reason: "duration".to_owned() }).unwrap();
 }

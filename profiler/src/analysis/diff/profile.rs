@@ -110,6 +110,7 @@ pub struct CallSites {
 
 impl CallSites {
     /// The same whatever the peer.
+    #[must_use]
     pub fn of_any_peer(&self) -> CallSites {
         let mut waits: BTreeMap<Vec<String>, Series> = BTreeMap::new();
         for (site, counts) in &self.waits {

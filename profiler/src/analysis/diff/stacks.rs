@@ -200,7 +200,7 @@ mod tests {
         let widths: u64 = frame.children.values().map(|child| child.width_ns).sum();
         assert_eq!(widths + own.1, frame.width_ns, "{path:?}");
         for (name, child) in &frame.children {
-            check(child, ending, &[path, &[name.clone()]].concat());
+            check(child, ending, &[path, std::slice::from_ref(name)].concat());
         }
     }
 

@@ -51,7 +51,9 @@ fn by_time(before: &[Profile], after: &[Profile]) -> Units {
 /// recording, the one that used the most CPU time, or where that is not known had the most waits.
 fn by_waits(old: &[CallSites], new: &[CallSites]) -> Option<Units> {
     let all = || old.iter().chain(new);
-    let mut best: Option<((f64, f64, f64), &Vec<String>)> = None;
+    // CPU time and waits of the thread, waits of the site.
+    let mut highest = (-1.0, 0.0, 0.0);
+    let mut best: Option<&Vec<String>> = None;
     let mut of_thread: BTreeMap<&[String], f64> = BTreeMap::new();
     let mut recurring = Vec::new();
     for site in old.first()?.waits.keys() {
@@ -66,11 +68,11 @@ fn by_waits(old: &[CallSites], new: &[CallSites]) -> Option<Units> {
         let running = all().filter_map(|sites| sites.running.get(thread)).sum();
         let rank = (running, of_thread.get(thread).copied().unwrap_or(0.0), waits);
         // Of equals the first in the order of names.
-        if best.is_none_or(|(highest, _)| rank > highest) {
-            best = Some((rank, site));
+        if rank > highest {
+            (highest, best) = (rank, Some(site));
         }
     }
-    let (_, site) = best?;
+    let site = best?;
     let series =
         |side: &[CallSites]| side.iter().filter_map(|sites| sites.waits.get(site).copied()).collect();
     Some(Units { by: Normaliser::Waits, site: site.clone(), before: series(old), after: series(new) })

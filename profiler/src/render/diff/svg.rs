@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn orange_and_blue_differ_in_more_than_red_and_green() {
         // What is left where red and green look alike: blue against the mean of the others.
-        let tone = |rgb: [u8; 3]| i32::from(rgb[2]) - (i32::from(rgb[0]) + i32::from(rgb[1])) / 2;
-        assert!(tone(BLUE) - tone(ORANGE) > 150);
+        let tone = |rgb: [u8; 3]| 2 * i32::from(rgb[2]) - i32::from(rgb[0]) - i32::from(rgb[1]);
+        assert!(tone(BLUE) - tone(ORANGE) > 300);
     }
 
     #[test]
