@@ -104,7 +104,7 @@ fn assert_nothing_changed(diff: &Diff) {
 
 #[test]
 fn a_recording_and_itself_differ_by_nothing() {
-    for name in ["demo.stall", "nccl-hang-dns.stall"] {
+    for name in ["demo.stall", "nccl-hang-dns.stall", "nccl-late.stall", "nccl-train.stall"] {
         let profile = load_profile(&stored(name)).unwrap();
         assert_nothing_changed(&compare(std::slice::from_ref(&profile), std::slice::from_ref(&profile)));
     }
