@@ -34,6 +34,8 @@ struct State {
     hurrying: AtomicBool,
     /// Nanoseconds between each request and its reply, in order.
     served_ns: Mutex<Vec<u64>>,
+    /// In place of the script's, for replies from now on.
+    delay: Mutex<Option<Duration>>,
     /// When `ReadLate` began to read, `CLOCK_MONOTONIC`.
     began_reading_ns: Mutex<Option<u64>>,
     connections: Mutex<Vec<JoinHandle<()>>>,
@@ -135,6 +137,11 @@ impl Peer {
         self.state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Answers each request after `delay` from now on.
+    pub fn set_delay(&self, delay: Duration) {
+        *self.state.delay.lock().unwrap_or_else(PoisonError::into_inner) = Some(delay);
+    }
+
     /// When a peer that reads late began to read, `CLOCK_MONOTONIC`.
     pub fn began_reading_ns(&self) -> Option<u64> {
         *self.state.began_reading_ns.lock().unwrap_or_else(PoisonError::into_inner)
@@ -200,8 +207,9 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
             while read_some(&mut stream, &mut [0], state)? {
                 let start = monotonic_ns();
                 delay = next.next().copied().unwrap_or(delay);
+                let changed = *state.delay.lock().unwrap_or_else(PoisonError::into_inner);
                 if !state.hurrying.load(Ordering::Relaxed) {
-                    std::thread::sleep(delay);
+                    std::thread::sleep(changed.unwrap_or(delay));
                 }
                 // Not after the write: the program may have woken up by then.
                 let served = monotonic_ns() - start;

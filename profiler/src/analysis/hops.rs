@@ -16,6 +16,12 @@ fn ends(socket: &Socket) -> Option<(SocketAddr, SocketAddr)> {
     known_peer(*peer).filter(|_| connected).map(|peer| (plain_address(*local), peer))
 }
 
+/// The address whose round-trip time a sample is.
+pub(super) fn sampled_peer(sample: &SocketSample) -> Option<IpAddr> {
+    let (_, peer) = ends(&sample.socket)?;
+    (sample.socket.state != state::SYN_SENT).then(|| peer.ip())
+}
+
 /// Counters of one connection at its first and last sample.
 struct Connection {
     first: Counters,

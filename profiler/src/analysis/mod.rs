@@ -12,6 +12,7 @@ use crate::trace::record::Record;
 pub mod classify;
 pub mod connects;
 pub mod context;
+pub mod diff;
 pub mod distribution;
 pub mod dns;
 pub mod dns_wait;

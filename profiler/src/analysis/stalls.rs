@@ -21,7 +21,13 @@ pub fn dns_waits(model: &Model, partitions: &[ThreadPartition]) -> Vec<DnsWait> 
     waits
 }
 
-fn dns_wait(model: &Model, thread: u32, track: &ThreadTrack, wait: &WaitSpan, piece: &Piece) -> DnsWait {
+pub(super) fn dns_wait(
+    model: &Model,
+    thread: u32,
+    track: &ThreadTrack,
+    wait: &WaitSpan,
+    piece: &Piece,
+) -> DnsWait {
     let info = model.sockets.get(piece.socket);
     DnsWait {
         wait: WaitId { thread, index: piece.wait },

@@ -30,6 +30,8 @@ pub enum Command {
     Flame(FlameArgs),
     /// Say where the waiting comes from, as text, JSON or HTML
     Report(ReportArgs),
+    /// Say what changed between two recordings, or two sets of them
+    Diff(DiffArgs),
     /// Write a trace for other programs
     Export(ExportArgs),
     /// Say what this machine and a process allow, and what to do about each lack
@@ -137,6 +139,39 @@ pub struct ReportArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    Text,
+    Json,
+    /// A flame graph of both sides: orange is longer after, blue is shorter
+    Svg,
+    Html,
+}
+
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// A recording from before the change
+    #[arg(value_name = "BEFORE")]
+    pub trace_before: Option<PathBuf>,
+    /// A recording from after it
+    #[arg(value_name = "AFTER")]
+    pub trace_after: Option<PathBuf>,
+    /// More recordings from before: they show how much one run differs from the next
+    #[arg(long, value_name = "TRACE", num_args = 1..)]
+    pub before: Vec<PathBuf>,
+    /// More recordings from after
+    #[arg(long, value_name = "TRACE", num_args = 1..)]
+    pub after: Vec<PathBuf>,
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: DiffFormat,
+    /// The file to write [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Exit with status 3 where stalls became longer by more than this and it is significant
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    pub fail_above: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportFormat {
     /// Stacks with stalled nanoseconds, one a line
     Folded,
@@ -193,6 +228,15 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than nothing".to_owned()),
         duration => Ok(duration),
+    }
+}
+
+/// `5%`, as 0.05.
+fn ratio(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse::<f64>().ok());
+    match number {
+        Some(value) if value.is_finite() && value >= 0.0 => Ok(value / 100.0),
+        _ => Err("ratios are written 5%, and are not below 0%".to_owned()),
     }
 }
 
@@ -288,6 +332,11 @@ mod tests {
             "flame x.stall --view side",
             "flame x.stall --cause weather",
             "report x.stall --format clay",
+            "diff a.stall b.stall --fail-above 5",
+            "diff a.stall b.stall --fail-above -5%",
+            "diff a.stall b.stall --format clay",
+            "diff a.stall b.stall c.stall",
+            "diff --before",
             "export x.stall",
             "demo stray",
         ] {
@@ -317,6 +366,21 @@ mod tests {
     fn doctor_takes_a_process_and_a_format() {
         let Ok(Command::Doctor(args)) = parse("doctor --pid 7 --format json") else { panic!("not doctor") };
         assert_eq!((args.pid, args.format), (Some(7), DoctorFormat::Json));
+    }
+
+    #[test]
+    fn diff_takes_one_or_several_recordings_a_side() {
+        let diff = |arguments: &str| match parse(&format!("diff {arguments}")) {
+            Ok(Command::Diff(args)) => args,
+            other => panic!("{other:?}"),
+        };
+        let args = diff("a.stall b.stall --fail-above 2.5% --format json");
+        assert_eq!((args.trace_before, args.trace_after), (Some("a.stall".into()), Some("b.stall".into())));
+        assert_eq!((args.fail_above, args.format), (Some(0.025), DiffFormat::Json));
+        let args = diff("--before a.stall b.stall --after c.stall --after d.stall -o x");
+        assert_eq!(args.before, ["a.stall", "b.stall"].map(PathBuf::from));
+        assert_eq!(args.after, ["c.stall", "d.stall"].map(PathBuf::from));
+        assert_eq!((args.trace_before, args.fail_above), (None, None));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! the report must have seen at least as many calls as the loop made.
 
 mod cost;
+mod diff;
 mod empty;
 pub mod looper;
 mod rate;
@@ -19,13 +20,27 @@ use crate::{build, paths};
 
 #[derive(clap::Args)]
 pub struct Options {
+    /// What to measure
+    #[arg(value_enum, default_value = "record")]
+    part: Part,
     /// Rounds of the cost comparison
     #[arg(long, default_value_t = 11)]
     rounds: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// What recording costs; writes bench/record.md
+    Record,
+    /// How often `diff` finds a change that is there, and one that is not; writes bench/diff.md
+    Diff,
+}
+
 pub fn run(options: &Options) -> Result<()> {
     build::run(&build::Options::default())?;
+    if options.part == Part::Diff {
+        return diff::run();
+    }
     let before = load();
     let figures = cost::run(options.rounds)? + &rate::run()?;
     let load =
