@@ -10,7 +10,7 @@
 //! A symbol's size is respected: an address between two functions has no name. Symbols of size 0
 //! (hand-written assembly) reach to the next symbol, and 4 KiB at most.
 //!
-//! Compressed symbols (`.gnu_debugdata`) and stubs of the procedure linkage table are not read.
+//! Stubs of the procedure linkage table are not read.
 
 use std::cmp::Reverse;
 
@@ -49,7 +49,7 @@ struct Entry {
 }
 
 /// Functions of one symbol table, by address.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     base: u64,
     strings_offset: u64,
@@ -94,6 +94,38 @@ impl Index {
     /// Resident bytes.
     pub(super) fn memory(&self) -> usize {
         self.entries.len() * size_of::<Entry>()
+    }
+
+    /// Appends the entries, twelve bytes each.
+    pub(super) fn pack(&self, out: &mut Vec<u8>) {
+        out.reserve(self.memory());
+        for entry in &self.entries {
+            for number in [entry.address, entry.size, entry.name] {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+    }
+
+    /// Longest result of [`Index::pack`] for a table.
+    pub(super) fn packed_size(table: SymbolTable) -> usize {
+        let symbols = usize::try_from(table.size / SYMBOL_SIZE as u64).unwrap_or(usize::MAX);
+        symbols.min(MAX_ENTRIES + CHUNK) * size_of::<Entry>()
+    }
+
+    /// The index of `table` that was packed. `None` where it is none.
+    pub(super) fn unpack(bytes: &[u8], table: SymbolTable, base: u64) -> Option<Index> {
+        let (entries, rest) = bytes.as_chunks::<12>();
+        let number = |entry: &[u8; 12], at| u32_at(entry, at).unwrap_or_default();
+        let entries: Box<[Entry]> = entries
+            .iter()
+            .map(|entry| Entry { address: number(entry, 0), size: number(entry, 4), name: number(entry, 8) })
+            .collect();
+        (rest.is_empty() && entries.is_sorted_by_key(|entry| entry.address)).then_some(Index {
+            base,
+            strings_offset: table.strings_offset,
+            strings_size: table.strings_size,
+            entries,
+        })
     }
 
     /// Where the name of the function around the stated `address` is.
