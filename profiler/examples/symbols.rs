@@ -66,10 +66,10 @@ fn code(elf: &[u8]) -> Option<(u64, u64)> {
     })
 }
 
-/// The most memory that this process had, without what the library's file took.
+/// The most memory that this process had resident.
 fn peak_mib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? / 1024)
 }
 

@@ -36,6 +36,9 @@ pub struct Compiler {
 const PROGRAMS: &[(&str, &str)] = &[
     ("cc", "gcc libc6-dev"),
     ("g++", "g++"),
+    ("objcopy", "binutils"),
+    ("xz", "xz-utils"),
+    ("chroot", "coreutils"),
     ("ip", "iproute2"),
     ("strace", "strace"),
     ("python3", "python3"),

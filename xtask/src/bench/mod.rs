@@ -10,6 +10,7 @@ mod empty;
 pub mod looper;
 mod rate;
 mod stats;
+mod symbols;
 
 use std::fs;
 
@@ -22,9 +23,20 @@ pub struct Options {
     /// Rounds of the cost comparison
     #[arg(long, default_value_t = 11)]
     rounds: usize,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(clap::Subcommand)]
+enum Part {
+    /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
+    Symbols(symbols::Options),
 }
 
 pub fn run(options: &Options) -> Result<()> {
+    if let Some(Part::Symbols(options)) = &options.part {
+        return symbols::run(options);
+    }
     build::run(&build::Options::default())?;
     let before = load();
     let figures = cost::run(options.rounds)? + &rate::run()?;
