@@ -228,7 +228,7 @@ fn recordings_at_the_same_time_share_a_cache() {
         }
     });
     for entry in std::fs::read_dir(&cached).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        assert!(name.ends_with(".index"), "{name}");
+        let path = entry.unwrap().path();
+        assert!(path.extension().is_some_and(|extension| extension == "index"), "{}", path.display());
     }
 }

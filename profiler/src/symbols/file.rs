@@ -36,7 +36,7 @@ enum Names {
     /// In its separate debug file.
     Debug(Index),
     /// In what was packed in it.
-    Packed(Index, Elf),
+    Packed(Index, Box<Elf>),
     Missing,
 }
 
@@ -44,7 +44,7 @@ enum Names {
 #[derive(Debug)]
 enum Debug {
     Unsought,
-    Found(Elf),
+    Found(Box<Elf>),
     Missing,
 }
 
@@ -156,7 +156,7 @@ impl File {
         if matches!(self.debug, Debug::Unsought) {
             let roots = [Root::Process(pid), Root::Folder(PathBuf::from("/"))];
             let found = debug_file::open(&self.elf, &self.path, &roots);
-            self.debug = found.map_or(Debug::Missing, Debug::Found);
+            self.debug = found.map_or(Debug::Missing, |debug| Debug::Found(Box::new(debug)));
         }
     }
 
@@ -187,7 +187,7 @@ impl File {
         }
         let packed = mini::open(&self.elf).and_then(|packed| Some((packed.symtab?, packed)));
         packed.map_or(Names::Missing, |(table, packed)| {
-            Names::Packed(Index::build(&packed.source, table, &self.elf), packed)
+            Names::Packed(Index::build(&packed.source, table, &self.elf), Box::new(packed))
         })
     }
 
@@ -201,19 +201,18 @@ impl File {
         index.name(source, index.find(address)?)
     }
 
+    fn open_lines(&mut self, pid: u32) -> Lines {
+        if let Some(dwarf) = Dwarf::open(&self.elf, self.lines_fuel) {
+            return Lines::Own(dwarf);
+        }
+        self.seek_debug(pid);
+        let Debug::Found(debug) = &self.debug else { return Lines::Missing };
+        Dwarf::open(debug, self.lines_fuel).map_or(Lines::Missing, Lines::Debug)
+    }
+
     fn places(&mut self, address: u64, means: &Means<'_>) -> Vec<Place> {
         if matches!(self.lines, Lines::Unread) {
-            self.lines = match Dwarf::open(&self.elf, self.lines_fuel) {
-                Some(dwarf) => Lines::Own(dwarf),
-                None => {
-                    self.seek_debug(means.pid);
-                    let debug = match &self.debug {
-                        Debug::Found(debug) => Dwarf::open(debug, self.lines_fuel),
-                        Debug::Unsought | Debug::Missing => None,
-                    };
-                    debug.map_or(Lines::Missing, Lines::Debug)
-                }
-            };
+            self.lines = self.open_lines(means.pid);
         }
         match (&mut self.lines, &self.debug) {
             (Lines::Own(dwarf), _) => dwarf.find(&self.elf, means.file, means.blocks, address),

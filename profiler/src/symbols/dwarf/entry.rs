@@ -3,7 +3,7 @@
 use gimli::{Abbreviation, AttributeValue, EntriesRaw, constants};
 
 use super::reader::{Access, Reader};
-use super::unit::Units;
+use super::unit::{Units, open_unit};
 use super::{Dwarfs, Unit};
 
 /// Longest name that is taken, bytes.
@@ -74,7 +74,7 @@ impl<'a> Entry<'a> {
         unit: &Unit<'a>,
         mut add: impl FnMut(u64, u64) -> bool,
     ) -> gimli::Result<()> {
-        if let Some(value) = self.ranges.clone() {
+        if let Some(value) = self.ranges {
             if let Some(mut ranges) = dwarf.attr_ranges(unit, value)? {
                 for _ in 0..MAX_RANGES {
                     match ranges.next()? {
@@ -85,9 +85,9 @@ impl<'a> Entry<'a> {
             }
             return Ok(());
         }
-        let (Some(low), Some(high)) = (self.low.clone(), self.high.clone()) else { return Ok(()) };
+        let (Some(low), Some(high)) = (self.low, self.high) else { return Ok(()) };
         let Some(low) = dwarf.attr_address(unit, low)? else { return Ok(()) };
-        let high = match dwarf.attr_address(unit, high.clone())? {
+        let high = match dwarf.attr_address(unit, high)? {
             Some(high) => Some(high),
             None => high.udata_value().and_then(|size| low.checked_add(size)),
         };
@@ -114,17 +114,17 @@ impl<'a> Entry<'a> {
         access: &Access<'_>,
         units: &Units,
     ) -> Option<Vec<u8>> {
-        if let Some(name) = self.linkage_name.clone() {
+        if let Some(name) = self.linkage_name {
             return string(dwarf, unit, name);
         }
-        let mut plain = self.name.clone().and_then(|name| string(dwarf, unit, name));
-        let mut origin = self.origin.clone();
+        let mut plain = self.name.and_then(|name| string(dwarf, unit, name));
+        let mut origin = self.origin;
         let mut other: Option<Unit<'a>> = None;
         for _ in 0..MAX_HOPS {
             let offset = match origin? {
                 AttributeValue::UnitRef(offset) => offset,
                 AttributeValue::DebugInfoRef(offset) => {
-                    let next = units.open(dwarf, access, units.around(offset.0)?).ok()?;
+                    let next = open_unit(dwarf, access, units.around(offset.0)?).ok()?;
                     let offset = offset.to_unit_offset(&next.header)?;
                     other = Some(next);
                     offset

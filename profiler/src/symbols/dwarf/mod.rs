@@ -22,7 +22,7 @@ use gimli::SectionId;
 
 pub(super) use self::reader::Blocks;
 use self::reader::{Access, Content, Reader};
-use self::unit::{Tables, Units};
+use self::unit::{Tables, Units, open_unit};
 use super::elf::Elf;
 use super::sections::Sections;
 
@@ -136,7 +136,7 @@ impl Dwarf {
         let dwarf = load(access, sections);
         let units = self.units.get_or_insert_with(|| access.within(LISTING, || Units::list(&dwarf, access)));
         let offset = units.find(address)?;
-        let unit = units.open(&dwarf, access, offset).ok()?;
+        let unit = open_unit(&dwarf, access, offset).ok()?;
         if !self.tables.iter().any(|tables| tables.unit == offset) {
             let tables = access.within(OPENING, || Tables::read(&dwarf, &unit, access, offset));
             self.tables.push(tables);

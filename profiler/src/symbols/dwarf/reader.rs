@@ -59,16 +59,9 @@ pub(super) struct Access<'a> {
 impl Access<'_> {
     /// Takes from the budget.
     pub(super) fn spend(&self, amount: usize) -> gimli::Result<()> {
-        match self.fuel.get().checked_sub(amount as u64) {
-            Some(left) => {
-                self.fuel.set(left);
-                Ok(())
-            }
-            None => {
-                self.fuel.set(0);
-                Err(gimli::Error::UnexpectedEof(ReaderOffsetId(0)))
-            }
-        }
+        let left = self.fuel.get().checked_sub(amount as u64);
+        self.fuel.set(left.unwrap_or(0));
+        left.map(|_| ()).ok_or(gimli::Error::UnexpectedEof(ReaderOffsetId(0)))
     }
 
     /// Does something with at most `amount` of the budget.

@@ -81,16 +81,15 @@ impl Units {
         let after = self.offsets.partition_point(|&start| start <= offset);
         self.offsets.get(after.checked_sub(1)?).copied()
     }
+}
 
-    /// Reads the unit's header.
-    pub(super) fn open<'a>(
-        &self,
-        dwarf: &Dwarfs<'a>,
-        access: &Access<'_>,
-        offset: usize,
-    ) -> gimli::Result<Unit<'a>> {
-        access.within(HEADER, || dwarf.unit(dwarf.debug_info.header_from_offset(DebugInfoOffset(offset))?))
-    }
+/// Reads the header of the unit at `offset` of `.debug_info`.
+pub(super) fn open_unit<'a>(
+    dwarf: &Dwarfs<'a>,
+    access: &Access<'_>,
+    offset: usize,
+) -> gimli::Result<Unit<'a>> {
+    access.within(HEADER, || dwarf.unit(dwarf.debug_info.header_from_offset(DebugInfoOffset(offset))?))
 }
 
 /// Where the code of a line begins. A row of line 0 says that nothing is known from there on.
