@@ -35,6 +35,8 @@ pub(super) struct Elf {
     pub source: Source,
     /// Written for this machine, so that its unwind tables can be used.
     pub native: bool,
+    /// Stated address of the first instruction of a program, 0: none.
+    pub entry: u64,
     segments: Vec<Segment>,
     /// The segment of `.eh_frame_hdr`.
     pub unwind_table: Option<Segment>,
@@ -55,6 +57,7 @@ impl Elf {
         }
         let mut file = Elf {
             native: u16_at(&header, 18)? == NATIVE_MACHINE,
+            entry: u64_at(&header, 24)?,
             segments: Vec::new(),
             unwind_table: None,
             symtab: None,

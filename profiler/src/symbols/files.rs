@@ -120,6 +120,13 @@ impl Files {
         self.by_id.get(&id)?.elf.address_of(offset)
     }
 
+    /// Whether a stated address is in the few instructions with which a program starts.
+    pub(super) fn is_start(&self, id: FileId, address: u64) -> bool {
+        const LENGTH: u64 = 64;
+        let entry = self.by_id.get(&id).map_or(0, |file| file.elf.entry);
+        entry != 0 && address.checked_sub(entry).is_some_and(|offset| offset < LENGTH)
+    }
+
     /// The eight bytes before the one at `offset`.
     pub(super) fn bytes_before(&self, id: FileId, offset: u64) -> Option<[u8; 8]> {
         let mut bytes = [0; 8];

@@ -205,6 +205,12 @@ impl AddressSpace for Space<'_> {
         self.modules.files.row(file, stated).map_or(Code::Bare, Code::Rules)
     }
 
+    fn is_start(&mut self, address: u64) -> bool {
+        let Some(place) = self.place_as_known(address) else { return false };
+        let (Some(file), Some(stated)) = (place.file, place.stated) else { return false };
+        self.modules.files.is_start(file, stated)
+    }
+
     fn follows_call(&mut self, address: u64) -> bool {
         // Asked for any word of a stack: most are no addresses, and no reason to read the mappings again.
         let Some(place) = self.place_as_known(address) else { return false };
