@@ -135,10 +135,11 @@ fn shown(frames: &[Value]) -> Vec<String> {
     for (index, frame) in frames.iter().enumerate() {
         let text = |key: &str| frame[key].as_str().unwrap_or_default();
         let (function, module) = (text("function"), text("module"));
+        let start = function.trim_start_matches('_').starts_with("libc_start");
         let rust = ["std::", "core::", "<std::", "<core::", "<fn", "<F as core::", "<&dyn core::", "__rust_"];
         let name = if module == "[vdso]" {
             "[vdso]"
-        } else if index > 0 && (module.starts_with("libc.") || function.starts_with("__libc_start")) {
+        } else if index > 0 && (module.starts_with("libc.") || start) {
             "[libc]"
         } else if rust.iter().any(|start| function.starts_with(start)) {
             "[std]"
@@ -188,6 +189,17 @@ fn a_static_program_without_names_is_unwound() {
     let frames = Built::c(&["-static"]).strip().frames(&["plain"]);
     assert_eq!(frames.len(), 9, "{frames:?}");
     assert!(frames.iter().all(|name| name == "program"), "{frames:?}");
+}
+
+/// Debian's musl has neither unwind tables nor frame pointers.
+#[test]
+fn programs_with_musl_are_unwound_through_their_c_library() {
+    let wait: &[&str] = &["inner", "middle", "outer"];
+    let dynamic = Built::new("musl-gcc", "frames.c", C).frames(&["plain"]);
+    // The function that enters the kernel is not exported.
+    assert_eq!(dynamic, list(&[&["libc.so", "[libc]"], wait, MAIN]));
+    let fixed = Built::new("musl-gcc", "frames.c", &[C, &["-static"]].concat()).frames(&["plain"]);
+    assert_eq!(fixed, list(&[&["sccp", "recvfrom"], wait, MAIN]));
 }
 
 #[test]

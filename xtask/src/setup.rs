@@ -38,6 +38,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("g++", "g++"),
     ("objcopy", "binutils"),
     ("xz", "xz-utils"),
+    ("musl-gcc", "musl-tools"),
     ("chroot", "coreutils"),
     ("ip", "iproute2"),
     ("strace", "strace"),

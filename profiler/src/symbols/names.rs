@@ -8,7 +8,8 @@
 //! local, then the shorter name, then the alphabet.
 //!
 //! A symbol's size is respected: an address between two functions has no name. Symbols of size 0
-//! (hand-written assembly) reach to the next symbol, and 4 KiB at most.
+//! (hand-written assembly) reach to the next symbol, and 4 KiB at most; where only exported functions are known,
+//! 64 bytes at most.
 //!
 //! Stubs of the procedure linkage table are not read.
 
@@ -33,6 +34,8 @@ const MAX_ALIASES: usize = 64;
 const MAX_SYMBOL: usize = 4096;
 /// Reach of a symbol without a size, bytes.
 const UNSIZED_REACH: u32 = 4096;
+/// The same in `.dynsym`, which lacks the functions between: few pieces of assembly are longer.
+const UNSIZED_EXPORTED_REACH: u32 = 64;
 /// Symbols looked back at for one that encloses an address.
 const LOOK_BACK: usize = 16;
 /// String table read at once to compare names, bytes, and how often.
@@ -82,7 +85,8 @@ impl Index {
             };
             entries.extend(best.map(|candidate| candidate.entry));
         }
-        give_sizes(&mut entries, image);
+        let exported = image.dynsym == Some(table);
+        give_sizes(&mut entries, image, if exported { UNSIZED_EXPORTED_REACH } else { UNSIZED_REACH });
         Index {
             base: image.base(),
             strings_offset: table.strings_offset,
@@ -151,14 +155,14 @@ impl Index {
 }
 
 /// Symbols without a size get one: up to the next symbol or the segment's end.
-fn give_sizes(entries: &mut [Entry], image: &Elf) {
+fn give_sizes(entries: &mut [Entry], image: &Elf, reach: u32) {
     let mut next = u32::MAX;
     for entry in entries.iter_mut().rev() {
         if entry.size == 0 {
             let address = image.base().saturating_add(u64::from(entry.address));
             let room = image.code_end(address).map_or(0, |end| end.saturating_sub(address));
             let room = u32::try_from(room).unwrap_or(u32::MAX);
-            entry.size = UNSIZED_REACH.min(next.saturating_sub(entry.address)).min(room);
+            entry.size = reach.min(next.saturating_sub(entry.address)).min(room);
         }
         next = entry.address;
     }
