@@ -63,18 +63,31 @@ fn callers_of_a_function_that_waits_are_told_apart_and_their_stacks_copied_seldo
         }
     }
     assert_eq!(threads.len(), THREADS);
+    // On a busy machine a reply can be there before the program asks for it: such a wait is counted only.
+    let counts = records(&export, "call_count").into_iter().rev();
+    let last = counts.into_iter().find(|count| count["call"] == "recvfrom").expect("calls are counted");
+    let below = last["below"].as_u64().expect("a count") as usize;
+    let recorded: usize = threads.values().map(Vec::len).sum();
+    assert_eq!(recorded + below, THREADS * ROUNDS * CALLERS.len());
     for waits in threads.values_mut() {
-        assert_eq!(waits.len(), ROUNDS * CALLERS.len());
         waits.sort_by_key(|wait| wait["start_ns"].as_u64());
+        let mut passed = 0;
         for (index, wait) in waits.iter().enumerate() {
             let stack = wait["user_stack"].as_u64().expect("an id");
             let stack = stacks.get(&stack).unwrap_or_else(|| panic!("wait {index} has no stack: {wait}"));
-            assert_eq!(caller(stack), Some(index % CALLERS.len()), "wait {index}: {stack}");
+            let caller = caller(stack);
+            while caller != Some((index + passed) % CALLERS.len()) {
+                passed += 1;
+                assert!(passed <= below, "wait {index}: {stack}");
+            }
         }
     }
     assert!(stacks.len() < 40, "{} user stacks", stacks.len());
-    let different: HashSet<String> = stacks.values().map(|stack| stack["frames"].to_string()).collect();
-    assert_eq!(different.len(), stacks.len(), "stacks are in the trace twice");
+    // Those of the receives: another wait can have two places in one function, which read the same.
+    let used: HashSet<u64> =
+        threads.values().flatten().filter_map(|wait| wait["user_stack"].as_u64()).collect();
+    let different: HashSet<String> = used.iter().map(|id| stacks[id]["frames"].to_string()).collect();
+    assert_eq!(different.len(), used.len(), "stacks are in the trace twice");
 
     // What the program measured itself is the wait and a little more.
     for (name, key) in CALLERS.into_iter().zip(["first", "second", "third"]) {
