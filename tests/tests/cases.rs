@@ -142,7 +142,12 @@ fn the_second_query_of_a_socket_is_lost_and_resent_after_five_seconds_kubernetes
     // The server sees the resent query five seconds after the lost one.
     let queries = rig.server.queries("a.test", RecordType::AAAA);
     let seen = queries[1].received_ns - queries[0].received_ns;
-    assert!(proof["steps_ns"][0].as_u64().unwrap().abs_diff(seen) < 2 * MS);
+    assert_between(
+        "the step",
+        proof["steps_ns"][0].as_u64().unwrap(),
+        seen.saturating_sub(100 * MS),
+        seen + 100 * MS,
+    );
     assert_eq!(report["findings"][0]["id"], "dns.retry_ladder");
     assert!(
         !report["findings"]

@@ -95,6 +95,8 @@ pub struct CoverageRow {
     pub lost_events: u64,
     pub truncated_stacks: u64,
     pub unmatched_completions: u64,
+    /// Different places in code (space, module, offset) that the stacks of the trace lead through and that have no
+    /// name.
     pub unresolved_frames: u64,
     pub below_min_stall: BelowMinStall,
     /// Every call of the target that the probes saw, also those far below `--min-stall`.

@@ -11,6 +11,7 @@ mod empty;
 pub mod looper;
 mod rate;
 mod stats;
+mod symbols;
 
 use std::fs;
 
@@ -26,6 +27,14 @@ pub struct Options {
     /// Rounds of the cost comparison
     #[arg(long, default_value_t = 11)]
     rounds: usize,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(clap::Subcommand)]
+enum Part {
+    /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
+    Symbols(symbols::Options),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -37,6 +46,9 @@ enum Part {
 }
 
 pub fn run(options: &Options) -> Result<()> {
+    if let Some(Part::Symbols(options)) = &options.part {
+        return symbols::run(options);
+    }
     build::run(&build::Options::default())?;
     if options.part == Part::Diff {
         return diff::run();
