@@ -14,6 +14,7 @@ use super::error::RecordError;
 use super::host;
 use super::options::{RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
+use super::python_thread::PythonThread;
 use super::socket_thread::SocketThread;
 use super::symbol_thread::SymbolThread;
 use crate::probes::{ProbeOptions, ProbeSet};
@@ -78,7 +79,9 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "symbol thread", source })?;
     let sockets = SocketThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
-    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, options.dns);
+    let python = PythonThread::start(root.clone())
+        .map_err(|source| RecordError::Start { what: "python thread", source })?;
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if held.is_some() {
@@ -279,6 +282,7 @@ fn finish(
     command: Option<RunningCommand>,
 ) -> Recording {
     collector.write_thread_times();
+    collector.look_at_python();
     let end_ns = host::monotonic_ns();
     let failed = collector.finish_probes(&mut probes, end_ns);
     if let Some(error) = failed {

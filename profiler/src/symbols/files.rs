@@ -259,7 +259,7 @@ fn look_up_in(names: &Names, elf: &Elf, address: u64) -> Option<Vec<u8>> {
 
 /// Opens the file of a mapping: by the link that the kernel keeps for it, else by its path, if that still
 /// leads to the same file.
-fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
+pub(super) fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
     let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
     if let Ok(opened) = Source::open(Path::new(&link)) {
         return Some(opened);

@@ -22,6 +22,7 @@ mod memory;
 mod modules;
 mod names;
 mod perf_map;
+pub mod python;
 mod registers;
 mod source;
 mod unwind;

@@ -80,4 +80,5 @@ kinds! {
     CallCount = 17,
     Loss = 18,
     End = 19,
+    PythonStack = 24,
 }
