@@ -22,6 +22,9 @@ fn stored(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/trace_support").join(name)
 }
 
+/// Kinds that came after this trace was stored.
+const LATER: &[Kind] = &[Kind::PythonStack];
+
 /// Two records of each kind.
 fn bless() {
     let mut runner = TestRunner::deterministic();
@@ -50,5 +53,6 @@ fn the_stored_trace_of_version_1_reads_as_when_it_was_written() {
     assert_eq!(records, expected);
     let mut kinds: Vec<Kind> = by_kind(records).iter().map(Kind::of).collect();
     kinds.dedup();
-    assert_eq!(kinds, Kind::ALL, "every kind is in the stored trace");
+    let all: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| !LATER.contains(kind)).collect();
+    assert_eq!(kinds, all, "every kind is in the stored trace");
 }

@@ -87,6 +87,8 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
     };
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
+    report.coverage.python = sections::python(&model, &stalls);
+
     let far_ends = far_end::FarEnds::new(&model);
     let surroundings = findings::Surroundings { environment: &model.environment, far_ends: &far_ends };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::report::{
-    BelowMinStall, ClockRow, CoverageRow, EnvironmentRow, HostRow, ProbeRow, RankRow, TargetRow,
+    BelowMinStall, ClockRow, CoverageRow, EnvironmentRow, HostRow, ProbeRow, PythonCoverage, RankRow,
+    StallSum, TargetRow,
 };
+use super::stall::Stall;
 use crate::model::Model;
 
 /// Launchers' names for a process's rank and the number of ranks, the best first.
@@ -82,7 +84,29 @@ pub fn coverage(model: &Model) -> CoverageRow {
         below_min_stall,
         syscalls_seen: seen.map(|call| (call.call.name().to_owned(), call.seen)).collect(),
         losses: model.losses.iter().map(|(what, (count, _))| (what.clone(), *count)).collect(),
+        python: None,
     }
+}
+
+/// How many stalls have Python functions; `None` where no stall has anything to do with Python.
+pub fn python(model: &Model, stalls: &[Stall]) -> Option<PythonCoverage> {
+    let mut coverage = PythonCoverage::default();
+    let add = |sum: &mut StallSum, stall: &Stall| {
+        sum.count += 1;
+        sum.stalled_ns = sum.stalled_ns.saturating_add(stall.weight_ns);
+    };
+    for stall in stalls.iter().filter(|stall| stall.user_stack != 0) {
+        let stack = &stall.user_stack;
+        if model.python.with.contains(stack) {
+            add(&mut coverage.with, stall);
+        } else if model.python.without.contains(stack) {
+            add(&mut coverage.without, stall);
+        }
+        if model.python.unmatched.contains(stack) {
+            add(&mut coverage.unmatched, stall);
+        }
+    }
+    (coverage != PythonCoverage::default()).then_some(coverage)
 }
 
 /// One trace has one clock: there is nothing to align and no error. Traces of several hosts are aligned

@@ -14,6 +14,7 @@ pub mod cause;
 pub mod dns;
 #[cfg(test)]
 pub mod fixture;
+mod gil;
 pub mod intern;
 pub mod python;
 pub mod socket;

@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::gil::waits_for_gil;
 use crate::trace::record::{Frame, PythonFrame, PythonStack, Space, Stack};
 
 /// Module of the frames of Python functions.
@@ -73,11 +74,14 @@ pub struct PythonStacks {
     pub unmatched: HashSet<u64>,
     /// With frames of the interpreter and without functions.
     pub without: HashSet<u64>,
+    /// Those that wait for the interpreter's lock.
+    pub gil: HashSet<u64>,
 }
 
 /// Merges all of `python` into `stacks`.
-pub fn merge_all(stacks: &mut HashMap<u64, Stack>, python: &[PythonStack]) -> PythonStacks {
+pub(super) fn merge_all(stacks: &mut HashMap<u64, Stack>, python: &[PythonStack]) -> PythonStacks {
     let mut told = PythonStacks {
+        gil: stacks.values().filter(|stack| waits_for_gil(stack)).map(|stack| stack.id).collect(),
         without: stacks.values().filter(|stack| runs_python(stack)).map(|stack| stack.id).collect(),
         ..PythonStacks::default()
     };
@@ -85,6 +89,9 @@ pub fn merge_all(stacks: &mut HashMap<u64, Stack>, python: &[PythonStack]) -> Py
     for one in python.iter().filter(|one| !stacks.contains_key(&one.id)).take(MAX_STACKS) {
         let (stack, matched) = merge(one, stacks.get(&one.native));
         told.with.insert(one.id);
+        if told.gil.contains(&one.native) {
+            told.gil.insert(one.id);
+        }
         if !matched {
             told.unmatched.insert(one.id);
         }
@@ -162,7 +169,8 @@ impl<'a> Parts<'a> {
     fn kept(&self, index: usize) -> impl Iterator<Item = Frame> + '_ {
         let inside = index > 0 && index < self.evaluators();
         let part = self.between.get(index).copied().unwrap_or_default();
-        part.iter().filter(move |frame| !self.is_glue(frame) && !(inside && self.is_nameless(frame))).cloned()
+        let goes = move |frame: &&Frame| self.is_glue(frame) || (inside && self.is_nameless(frame));
+        part.iter().filter(move |frame| !goes(frame)).cloned()
     }
 
     /// `None` where it cannot be told which functions belong to which frame.

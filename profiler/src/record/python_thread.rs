@@ -98,14 +98,17 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
             Ok(Order::Enter(pid)) => watch.enter(pid),
             Ok(Order::Leave(pid)) => watch.leave(pid),
             Ok(Order::Look) => {
-                watch.round(&mut tell);
+                watch.search(&mut tell);
+                watch.look(&mut tell);
                 if results.send(Answer::Done).is_err() {
                     return;
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
+                // Searches are rare, and not to be paid for with looks.
+                watch.search(&mut tell);
                 let before = processor_time();
-                watch.round(&mut tell);
+                watch.look(&mut tell);
                 interval = pace(processor_time().saturating_sub(before));
             }
             Err(RecvTimeoutError::Disconnected) => return,

@@ -19,9 +19,15 @@ use crate::target::blocked::{Activity, activity};
 use crate::target::process::thread;
 use crate::target::root::{monotonic_ns, read_bounded};
 
-/// An interpreter is looked for at these ages of a process or its program; then at the last one again and again.
-const SEARCHES: [Duration; 4] =
-    [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(10)];
+/// Before each search for an interpreter: the loader maps it after the program has begun. The last one comes again and
+/// again, for programs that load it later.
+const SEARCHES: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(30),
+    Duration::from_millis(300),
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+];
 /// Looks at one sleep that brought nothing, after which it is left alone.
 const TRIES: u8 = 3;
 /// Threads of one process that are watched.
@@ -98,10 +104,16 @@ impl PythonWatch {
         self.targets.remove(&pid);
     }
 
-    /// Looks at every thread whose sleep was not looked at yet.
-    pub fn round(&mut self, told: &mut dyn FnMut(Told)) {
+    /// Looks for interpreters where it is time to.
+    pub fn search(&mut self, told: &mut dyn FnMut(Told)) {
         for (pid, target) in &mut self.targets {
             target.search(*pid, told);
+        }
+    }
+
+    /// Looks at every thread whose sleep was not looked at yet.
+    pub fn look(&mut self, told: &mut dyn FnMut(Told)) {
+        for (pid, target) in &mut self.targets {
             if let Interpreter::Found(python) = &target.interpreter {
                 let round = Round { root: &self.root, numbers: &self.numbers, pid: *pid, python };
                 round.look(&mut target.threads, told);

@@ -118,7 +118,7 @@ fn read_function(
     if interpreter.code_type != 0 && code.u64(layout.object_type) != Some(interpreter.code_type) {
         return Err(Broken);
     }
-    let mut string = |offset| text::read(memory, &layout.text, code.u64(offset)?);
+    let mut string = |offset| text::read(memory, layout.text, code.u64(offset)?);
     let function = string(offsets.name).ok_or(Broken)?;
     let file = string(offsets.file).ok_or(Broken)?;
     // The code that cleans up behind a constructor has no file (3.12 and newer).

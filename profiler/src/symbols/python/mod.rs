@@ -37,6 +37,10 @@ mod threads;
 
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+mod live_tests;
 
 pub use frames::PythonLook;
 pub use process::{PythonError, PythonProcess, PythonThreads};

@@ -9,15 +9,15 @@ const LONGEST: usize = 512;
 /// Longer strings are no names: the object is not one, or somebody plays.
 const IMPOSSIBLE: u64 = 1 << 24;
 
-/// Where the bits of the state begin that tell how a string is kept: bit fields behind two bits, or behind 8 or 16 bits
-/// of their own (3.14).
-const SHIFTS: [u32; 3] = [2, 8, 16];
+/// Where the bits of the state may begin that tell how a string is kept, the likeliest first: behind two bits; behind
+/// eight where threads are free; behind 16 from 3.14 on. What is above these bits is not initialised.
+const SHIFTS: [u32; 3] = [16, 2, 8];
 
 /// The string at `address`; `None` where there is none.
-pub(super) fn read(memory: &mut impl Memory, layout: &TextLayout, address: u64) -> Option<String> {
+pub(super) fn read(memory: &mut impl Memory, layout: TextLayout, address: u64) -> Option<String> {
     let object = Struct::read(memory, address, usize::from(layout.data.max(layout.state + 4)))?;
     let length = object.u64(layout.length).filter(|length| *length < IMPOSSIBLE)?;
-    let (width, ascii) = SHIFTS.iter().find_map(|shift| parse_state(object.u32(layout.state)?, *shift))?;
+    let (width, ascii) = parse_any(object.u32(layout.state)?)?;
     let data = address.checked_add(u64::from(layout.data) + if ascii { 0 } else { 16 })?;
     let kept = (length as usize).min(LONGEST);
     let mut bytes = vec![0; kept * width];
@@ -32,13 +32,17 @@ pub(super) fn read(memory: &mut impl Memory, layout: &TextLayout, address: u64) 
     Some(printable(text.as_bytes()))
 }
 
+/// A string has at least one of the bits behind its interning, so only one place makes sense.
+fn parse_any(state: u32) -> Option<(usize, bool)> {
+    SHIFTS.iter().find_map(|shift| parse_state(state, *shift))
+}
+
 /// Bytes of a character and whether all are ASCII, where the state can be that of a compact string.
 fn parse_state(state: u32, shift: u32) -> Option<(usize, bool)> {
     let interned = state & ((1 << shift) - 1);
     let bits = state >> shift;
     let (kind, compact, ascii) = (bits & 7, bits & 8 != 0, bits & 16 != 0);
-    // Bit 5 is "ready" up to 3.11 and "static" later.
-    let plausible = interned < 4 && compact && bits >> 6 == 0 && (!ascii || kind == 1);
+    let plausible = interned < 4 && compact && (!ascii || kind == 1);
     (plausible && matches!(kind, 1 | 2 | 4)).then_some((kind as usize, ascii))
 }
 
@@ -72,7 +76,7 @@ mod tests {
         put(&mut memory, 0x2000, 3, state(1, false, 2), (56, &[b'a', 0xfc, b'b']));
         put(&mut memory, 0x3000, 2, state(2, false, 16), (56, &[0xac, 0x20, 0x41, 0]));
         put(&mut memory, 0x4000, 1, state(4, false, 8), (56, &[0x00, 0xf6, 0x01, 0]));
-        let mut text = |address| read(&mut memory, &LAYOUT, address);
+        let mut text = |address| read(&mut memory, LAYOUT, address);
         assert_eq!(text(0x1000).as_deref(), Some("name"));
         assert_eq!(text(0x2000).as_deref(), Some("aüb"));
         assert_eq!(text(0x3000).as_deref(), Some("€A"));
@@ -85,15 +89,22 @@ mod tests {
         let mut memory = Fake::default();
         put(&mut memory, 0x1000, 100_000, state(1, true, 2), (40, &[b'x'; 1000]));
         put(&mut memory, 0x2000, 1 << 40, state(1, true, 2), (40, &[b'x'; 1000]));
-        let cut = read(&mut memory, &LAYOUT, 0x1000).unwrap();
+        let cut = read(&mut memory, LAYOUT, 0x1000).unwrap();
         assert_eq!((cut.len(), cut.ends_with("x..")), (LONGEST + 2, true));
-        assert_eq!(read(&mut memory, &LAYOUT, 0x2000), None);
+        assert_eq!(read(&mut memory, LAYOUT, 0x2000), None);
+    }
+
+    #[test]
+    fn what_is_above_the_state_is_not_looked_at() {
+        assert_eq!(parse_any(0xabcd_efe4), Some((1, true)));
     }
 
     #[test]
     fn states_that_no_string_has_are_refused() {
-        for bits in [0, u32::MAX, state(3, false, 2), state(2, true, 2), state(1, true, 2) & !(8 << 2)] {
-            assert!(SHIFTS.iter().all(|shift| parse_state(bits, *shift).is_none()), "{bits:#x}");
+        for bits in
+            [0, u32::MAX, 0xffff, state(3, false, 2), state(2, true, 2), state(1, true, 2) & !(8 << 2)]
+        {
+            assert_eq!(parse_any(bits), None, "{bits:#x}");
         }
     }
 }
