@@ -2,14 +2,16 @@
 //!
 //! The lock is a condition variable that is waited for with a time-out, by a function that builds with symbols call
 //! `take_gil`. Without symbols it is a nameless function of the interpreter right below one that is known to take the
-//! lock. Locks of Python programs are semaphores, which look different.
+//! lock. A thread that was asked to give the lock away also waits until another one has it. Locks of Python programs
+//! are semaphores, which look different.
 
 use crate::trace::record::{Frame, Stack};
 
 /// What waits below the lock.
 const TIMED_WAITS: [&str; 2] = ["pthread_cond_timedwait", "pthread_cond_clockwait"];
-/// The function that takes the lock.
+/// The function that takes the lock, and the one that hands it over.
 const TAKES: &str = "take_gil";
+const HANDS_OVER: &str = "drop_gil";
 /// Functions of the interpreter that take the lock, and wait for no condition otherwise.
 const TAKERS: [&str; 7] = [
     "PyEval_RestoreThread",
@@ -27,12 +29,16 @@ const NAMELESS: usize = 3;
 
 /// Whether a thread with this native stack waits for the lock, if it waits on a futex.
 pub(super) fn waits_for_gil(stack: &Stack) -> bool {
-    let is_timed_wait = |frame: &Frame| TIMED_WAITS.iter().any(|name| frame.function.contains(name));
-    let Some(wait) = stack.frames.iter().take(LIBC_FRAMES).position(is_timed_wait) else { return false };
+    let is_wait = |frame: &Frame| frame.function.contains("pthread_cond_");
+    let Some(wait) = stack.frames.iter().take(LIBC_FRAMES).position(is_wait) else { return false };
     let outside = stack.frames.get(wait + 1..).unwrap_or_default();
     let Some(first) = outside.first() else { return false };
-    if first.function.starts_with(TAKES) {
+    if [TAKES, HANDS_OVER].iter().any(|name| first.function.starts_with(name)) {
         return true;
+    }
+    let is_timed = |frame: &Frame| TIMED_WAITS.iter().any(|name| frame.function.contains(name));
+    if !stack.frames.get(wait).is_some_and(is_timed) {
+        return false;
     }
     let own = outside.iter().take_while(|frame| frame.module == first.module);
     let mut named = own.take(NAMELESS + 1).skip_while(|frame| frame.function.is_empty());
@@ -81,6 +87,7 @@ mod tests {
             assert!(!waits(&[&libc[..], outside].concat()), "{outside:?}");
         }
         assert!(!waits(&["sem_clockwait@libc.so.6", "PyThread_acquire_lock_timed", "lock_acquire"]));
+        assert!(waits(&["pthread_cond_wait@libc.so.6", "drop_gil", "_PyEval_EvalFrameDefault"]));
         assert!(!waits(&["pthread_cond_wait@libc.so.6", "", "PyEval_RestoreThread"]));
     }
 }

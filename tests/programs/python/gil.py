@@ -17,6 +17,7 @@ def main():
     sys.setswitchinterval(0.05)
     print("ready", flush=True)
     sys.stdin.readline()
+    start = time.monotonic_ns()
     thread = threading.Thread(target=compute)
     thread.start()
     waited = 0
@@ -26,7 +27,7 @@ def main():
         waited += time.monotonic_ns() - began
     stop = True
     thread.join()
-    print(f"done waited={waited}", flush=True)
+    print(f"done waited={waited} whole={time.monotonic_ns() - start}", flush=True)
     sys.stdin.readline()
 
 
