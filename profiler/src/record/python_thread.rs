@@ -15,6 +15,8 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// Rounds may take this share of a processor: one percent.
 const SHARE: u32 = 100;
 const SLOWEST: Duration = Duration::from_secs(5);
+/// Between two rounds where no target has an interpreter.
+const QUIET: Duration = Duration::from_millis(500);
 
 enum Order {
     Enter(u32),
@@ -95,7 +97,10 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
     let mut interval = INTERVAL;
     loop {
         match queue.recv_timeout(interval) {
-            Ok(Order::Enter(pid)) => watch.enter(pid),
+            Ok(Order::Enter(pid)) => {
+                watch.enter(pid);
+                interval = INTERVAL;
+            }
             Ok(Order::Leave(pid)) => watch.leave(pid),
             Ok(Order::Look) => {
                 watch.search(&mut tell);
@@ -109,7 +114,8 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
                 watch.search(&mut tell);
                 let before = processor_time();
                 watch.look(&mut tell);
-                interval = pace(processor_time().saturating_sub(before));
+                let cost = processor_time().saturating_sub(before);
+                interval = if watch.is_quiet() { QUIET } else { pace(cost) };
             }
             Err(RecvTimeoutError::Disconnected) => return,
         }

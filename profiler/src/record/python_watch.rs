@@ -3,6 +3,7 @@
 //! The scheduler counts how often a thread was given a processor. As long as the count stands still the thread is in
 //! the same sleep, so each sleep is looked at once, and a look whose count moved is thrown away.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +31,12 @@ const SEARCHES: [Duration; 5] = [
 ];
 /// Looks at one sleep that brought nothing, after which it is left alone.
 const TRIES: u8 = 3;
+/// Threads of one process that are looked at in one round, those that sleep longest first.
+const LOOKS: usize = 16;
+/// Looks that share one reading of the list of threads: all of these must sleep from then on.
+const BATCH: usize = 4;
+/// For so long a thread that the interpreter does not know is left alone.
+const STRANGER: Duration = Duration::from_secs(1);
 /// Threads of one process that are watched.
 const THREADS: usize = 4096;
 const SCHEDSTAT: usize = 256;
@@ -53,6 +60,10 @@ struct Sleeper {
     /// The sleep that needs no look, by the scheduler's count.
     done: Option<u64>,
     tried: Option<(u64, u8)>,
+    /// The sleep it was in at the round before.
+    seen: Option<u64>,
+    /// Of no use to look at it before then.
+    stranger_until: Option<Instant>,
 }
 
 struct Target {
@@ -67,7 +78,7 @@ struct Candidate {
     ns_tid: u32,
     call: Call,
     count: u64,
-    /// Before it was seen asleep.
+    /// After it was seen asleep.
     start_ns: u64,
 }
 
@@ -109,6 +120,15 @@ impl PythonWatch {
         for (pid, target) in &mut self.targets {
             target.search(*pid, told);
         }
+    }
+
+    /// Whether there is nothing to look at, and will not be soon.
+    pub fn is_quiet(&self) -> bool {
+        self.targets.values().all(|target| match &target.interpreter {
+            Interpreter::Unknown { searches, .. } => *searches >= SEARCHES.len() - 1,
+            Interpreter::Found(_) => false,
+            Interpreter::Unreadable => true,
+        })
     }
 
     /// Looks at every thread whose sleep was not looked at yet.
@@ -156,12 +176,50 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn look(&self, threads: &mut HashMap<u32, Sleeper>, told: &mut dyn FnMut(Told)) {
-        let Ok(mut tids) = self.root.tids(self.pid) else { return };
+        let due = self.due(threads);
+        let mut left = LOOKS;
+        for batch in due.chunks(BATCH) {
+            if left == 0 {
+                return;
+            }
+            let candidates: Vec<Candidate> =
+                batch.iter().filter_map(|tid| self.candidate(*tid, threads)).take(left).collect();
+            left -= candidates.len();
+            self.look_at(&candidates, threads, told);
+        }
+    }
+
+    /// Threads that have not been looked at since they were given a processor the last time: first those that sleep, or
+    /// run, since the round before or longer.
+    fn due(&self, threads: &mut HashMap<u32, Sleeper>) -> Vec<u32> {
+        let Ok(mut tids) = self.root.tids(self.pid) else { return Vec::new() };
         tids.truncate(THREADS);
         let there: HashSet<u32> = tids.iter().copied().collect();
         threads.retain(|tid, _| there.contains(tid));
-        let candidates: Vec<Candidate> =
-            tids.iter().filter_map(|tid| self.candidate(*tid, threads)).collect();
+        let now = Instant::now();
+        let (mut long, mut fresh) = (Vec::new(), Vec::new());
+        for tid in tids {
+            let Some(count) = self.count(tid) else { continue };
+            let Some(sleeper) = self.sleeper(tid, threads) else { continue };
+            let seen = sleeper.seen.replace(count);
+            if sleeper.done == Some(count) || sleeper.stranger_until.is_some_and(|until| now < until) {
+                continue;
+            }
+            if seen == Some(count) { long.push(tid) } else { fresh.push(tid) }
+        }
+        // Each its turn, where there are more than can be looked at.
+        let turn = (monotonic_ns() >> 10) as usize % fresh.len().max(1);
+        fresh.rotate_left(turn);
+        long.append(&mut fresh);
+        long
+    }
+
+    fn look_at(
+        &self,
+        candidates: &[Candidate],
+        threads: &mut HashMap<u32, Sleeper>,
+        told: &mut dyn FnMut(Told),
+    ) {
         if candidates.is_empty() {
             return;
         }
@@ -172,35 +230,41 @@ impl Round<'_> {
             let same = self.count(candidate.tid) == Some(candidate.count);
             let end_ns = monotonic_ns();
             let Some(sleeper) = threads.get_mut(&candidate.tid) else { continue };
-            let Candidate { tid, call, count, start_ns, .. } = candidate;
-            if let (Some(seen), true) = (seen, same) {
-                sleeper.done = Some(count);
-                let seen = Arc::new(seen);
-                told(Told::Look(Look { pid: self.pid, tid, call, start_ns, end_ns, seen }));
-            } else {
-                sleeper.failed(count);
+            let Candidate { tid, call, count, start_ns, .. } = *candidate;
+            match seen {
+                Some(seen) if same => {
+                    sleeper.done = Some(count);
+                    let seen = Arc::new(seen);
+                    told(Told::Look(Look { pid: self.pid, tid, call, start_ns, end_ns, seen }));
+                }
+                None if same && !listed.has(candidate.ns_tid) => {
+                    sleeper.stranger_until = Some(Instant::now() + STRANGER);
+                }
+                _ => sleeper.failed(count),
             }
         }
     }
 
-    /// The thread, where it sleeps in a watched call and was not looked at in this sleep.
-    fn candidate(&self, tid: u32, threads: &mut HashMap<u32, Sleeper>) -> Option<Candidate> {
-        let start_ns = monotonic_ns();
-        let count = self.count(tid)?;
-        let ns_tid = match threads.get(&tid) {
-            Some(sleeper) if sleeper.done == Some(count) => return None,
-            Some(sleeper) => sleeper.ns_tid,
-            None => {
-                let ns_tid = thread(self.root, self.pid, tid, start_ns).ok()?.ns_tid;
-                threads.insert(tid, Sleeper { ns_tid, ..Sleeper::default() });
-                ns_tid
+    /// What is known of a thread; read where it is new.
+    fn sleeper<'t>(&self, tid: u32, threads: &'t mut HashMap<u32, Sleeper>) -> Option<&'t mut Sleeper> {
+        match threads.entry(tid) {
+            Entry::Occupied(entry) => Some(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let ns_tid = thread(self.root, self.pid, tid, 0).ok()?.ns_tid;
+                Some(entry.insert(Sleeper { ns_tid, ..Sleeper::default() }))
             }
-        };
+        }
+    }
+
+    /// The thread, where it sleeps in a watched call.
+    fn candidate(&self, tid: u32, threads: &HashMap<u32, Sleeper>) -> Option<Candidate> {
+        let count = self.count(tid)?;
+        let ns_tid = threads.get(&tid)?.ns_tid;
         let call = match activity(self.root, self.pid, tid)? {
             Activity::InCall(state) => self.numbers.call(state.number),
             Activity::Running | Activity::OutsideCall { .. } => None,
         };
-        call.map(|call| Candidate { tid, ns_tid, call, count, start_ns })
+        call.map(|call| Candidate { tid, ns_tid, call, count, start_ns: monotonic_ns() })
     }
 
     /// How often the thread was given a processor. A kernel that does not count says 0 always; the looks then rest on

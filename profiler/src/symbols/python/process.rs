@@ -33,6 +33,13 @@ pub struct PythonProcess {
 #[derive(Clone, Debug, Default)]
 pub struct PythonThreads(HashMap<u32, Vec<u64>>);
 
+impl PythonThreads {
+    /// Whether the interpreter knows the thread.
+    pub fn has(&self, tid: u32) -> bool {
+        self.0.contains_key(&tid)
+    }
+}
+
 impl PythonProcess {
     /// Looks for an interpreter in the process. `None` where it has none.
     ///
