@@ -6,6 +6,7 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use stallscope::trace::TraceWriter;
+use stallscope::trace::kind::Kind;
 use stallscope::trace::record::{
     ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
     Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Socket,
@@ -270,8 +271,9 @@ pub fn write_trace(path: &Path, records: &[Record], per_flush: usize) {
     writer.finish(end()).unwrap();
 }
 
-/// Records in the order of their kinds; the order within a kind stays.
+/// Records in the order in which a flush writes their kinds; the order within a kind stays.
 pub fn by_kind(mut records: Vec<Record>) -> Vec<Record> {
-    records.sort_by_key(stallscope::trace::kind::Kind::of);
+    let place = |record: &Record| Kind::ALL.iter().position(|kind| *kind == Kind::of(record));
+    records.sort_by_key(place);
     records
 }
