@@ -123,7 +123,7 @@ fn without_tracefs_it_records_less_or_names_the_mount() {
     let peer = Peer::late(Duration::from_millis(20));
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("t.stall");
-    let mut program = Program::start(&["recv", "blocking", &peer.name(), "100"]);
+    let mut program = Program::start(&["recv", "blocking", &peer.name(), "100000"]);
     program.go();
     let script = "for m in $(awk '$3 == \"tracefs\" { print $2 }' /proc/mounts | sort -r); do umount -l \"$m\"; done; \
                   test ! -e /sys/kernel/tracing/events || exit 77; \
@@ -136,7 +136,7 @@ fn without_tracefs_it_records_less_or_names_the_mount() {
     if result.status.success() {
         let report = report(&output);
         let net = rows(&report, "sockets", &[("peer", json!(peer.name()))]);
-        assert!(sum(&net, "waits") > 10, "a degraded run still sees the waits: {:#}", report["coverage"]);
+        assert!(sum(&net, "waits") > 0, "a degraded run still sees the waits: {:#}", report["coverage"]);
     } else {
         assert!(assert_fails(&result, 1).contains("tracefs"));
     }

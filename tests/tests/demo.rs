@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use stallscope::demo::workload::{DEAD_NAME, LATENESS, SLOW_NAME};
 use stallscope::demo::{SLOW_ANSWER, monotonic_ns};
 use stallscope_tests::recorder::stallscope_binary;
-use stallscope_tests::{assert_close, assert_close_to, finding, report, require_root, rows, sum};
+use stallscope_tests::{assert_between, finding, report, require_root, rows, sum};
 
 /// The three culprits, and notes about what follows from them.
 #[track_caller]
@@ -71,7 +71,7 @@ fn the_demo_leaves_a_picture_a_report_and_a_trace() {
     let slow = rows(&report, "dns", &[("name", json!(SLOW_NAME)), ("qtype", json!("A"))]);
     assert_eq!(slow[0]["server"], "10.77.0.54:53");
     let answer = u64::try_from(SLOW_ANSWER.as_nanos()).unwrap();
-    assert_close("slow answers", sum(&slow, "latency.p50_ns"), answer);
+    assert_between("slow answers", sum(&slow, "latency.p50_ns"), answer, answer * 3 / 2);
     finding(&report, "dns.slow");
     assert_findings(&report);
     // What a reader sees first.
@@ -89,8 +89,9 @@ fn the_demo_leaves_a_picture_a_report_and_a_trace() {
     };
     let late = from("10.77.0.4:");
     let lateness = u64::try_from(LATENESS.as_nanos()).unwrap();
-    assert_close_to("each wait", sum(&late, "duration.p50_ns"), lateness, lateness / 10);
-    assert_close_to("their share", sum(&late, "stalled_ns"), window * 6 / 10, window / 10);
+    // The script makes six tenths of the window of it; a busy machine adds to what is around the waits.
+    assert_between("each wait", sum(&late, "duration.p50_ns"), lateness, lateness * 3 / 2);
+    assert_between("their share", sum(&late, "stalled_ns"), window * 4 / 10, window * 8 / 10);
     let others = sum(&from("10.77.0.2:"), "stalled_ns") + sum(&from("10.77.0.3:"), "stalled_ns");
     assert!(others < window / 10, "{others} ns for ranks that are not late");
 }

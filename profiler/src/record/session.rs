@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::sys::resource::Resource;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -68,6 +69,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let writer = TraceWriter::create(&options.output)?;
     let mut signals = Signals::new()?;
     allow_open_files()?;
+    let held_back = HeldBack::new();
     let mut probes = ProbeSet::load(&ProbeOptions {
         min_stall_ns: nanos(options.min_stall),
         spin_gap_ns: nanos(SPIN_GAP),
@@ -103,6 +105,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
     collector.flush();
+    drop(held_back);
     narrator.opened(&describe(&root, &collector.targets, options));
     if held.is_some() && signals.came().await {
         // Told to end before the command's first instruction: it never runs.
@@ -192,6 +195,25 @@ fn allow_open_files() -> Result<(), RecordError> {
         log::warn!("only {soft} files can be open at once: {error}");
     }
     Ok(())
+}
+
+/// Keeps SIGINT and SIGTERM waiting on this thread: the kernel's verifier gives up when one is pending, and
+/// the load then fails as if the program were wrong.
+struct HeldBack(Option<SigSet>);
+
+impl HeldBack {
+    fn new() -> HeldBack {
+        let both = SigSet::from_iter([nix::sys::signal::SIGINT, nix::sys::signal::SIGTERM]);
+        HeldBack(both.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(|before| before.thread_set_mask()) {
+            log::warn!("signals stay blocked: {error}");
+        }
+    }
 }
 
 struct Signals {
@@ -326,6 +348,15 @@ mod tests {
         let now = Instant::now();
         assert_eq!(end_of(now, Some(Duration::from_secs(5))), now + Duration::from_secs(5));
         assert_eq!(end_of(now, Some(Duration::MAX)), end_of(now, None));
+    }
+
+    #[test]
+    fn signals_wait_until_the_programs_are_loaded() {
+        let blocked = || SigSet::thread_get_mask().unwrap().contains(nix::sys::signal::SIGTERM);
+        let held_back = HeldBack::new();
+        assert!(blocked());
+        drop(held_back);
+        assert!(!blocked());
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod receiving;
 mod resolving;
 mod sys;
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::io::{Write, stdin, stdout};
 use std::str::FromStr;
@@ -91,8 +92,26 @@ fn ready(values: &str) {
     say("ready", values);
 }
 
+/// Says what was measured; `busy` is the thread's processor and run-queue time since the word to go on, and
+/// `end` the clock now.
 fn done(values: &str) {
-    say("done", values);
+    let busy = busy_ns().saturating_sub(BUSY_AT_GO.get());
+    done_with(values, busy);
+}
+
+/// [`done`] for programs whose other threads waited, with the sum of their `busy` times.
+fn done_with(values: &str, busy_ns: u64) {
+    say("done", &format!("{values} busy={busy_ns} end={}", sys::monotonic_ns()));
+}
+
+thread_local! {
+    static BUSY_AT_GO: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Nanoseconds that this thread has run or waited for a processor.
+fn busy_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel has schedstat");
+    text.split_whitespace().take(2).map(|ns| ns.parse::<u64>().expect("a number")).sum()
 }
 
 fn say(what: &str, values: &str) {
@@ -106,6 +125,7 @@ fn go() {
     if stdin().read_line(&mut line).unwrap_or(0) == 0 {
         std::process::exit(0);
     }
+    BUSY_AT_GO.set(busy_ns());
 }
 
 /// Stays until the test closes standard input.
