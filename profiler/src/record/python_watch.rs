@@ -40,6 +40,7 @@ const STRANGER: Duration = Duration::from_secs(1);
 /// Threads of one process that are watched.
 const THREADS: usize = 4096;
 const SCHEDSTAT: usize = 256;
+const STATUS: usize = 16 << 10;
 
 /// What is known of a target.
 enum Interpreter {
@@ -176,7 +177,7 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn look(&self, threads: &mut HashMap<u32, Sleeper>, told: &mut dyn FnMut(Told)) {
-        let due = self.due(threads);
+        let due = due(self.root, self.pid, threads);
         let mut left = LOOKS;
         for batch in due.chunks(BATCH) {
             if left == 0 {
@@ -187,31 +188,6 @@ impl Round<'_> {
             left -= candidates.len();
             self.look_at(&candidates, threads, told);
         }
-    }
-
-    /// Threads that have not been looked at since they were given a processor the last time: first those that sleep, or
-    /// run, since the round before or longer.
-    fn due(&self, threads: &mut HashMap<u32, Sleeper>) -> Vec<u32> {
-        let Ok(mut tids) = self.root.tids(self.pid) else { return Vec::new() };
-        tids.truncate(THREADS);
-        let there: HashSet<u32> = tids.iter().copied().collect();
-        threads.retain(|tid, _| there.contains(tid));
-        let now = Instant::now();
-        let (mut long, mut fresh) = (Vec::new(), Vec::new());
-        for tid in tids {
-            let Some(count) = self.count(tid) else { continue };
-            let Some(sleeper) = self.sleeper(tid, threads) else { continue };
-            let seen = sleeper.seen.replace(count);
-            if sleeper.done == Some(count) || sleeper.stranger_until.is_some_and(|until| now < until) {
-                continue;
-            }
-            if seen == Some(count) { long.push(tid) } else { fresh.push(tid) }
-        }
-        // Each its turn, where there are more than can be looked at.
-        let turn = (monotonic_ns() >> 10) as usize % fresh.len().max(1);
-        fresh.rotate_left(turn);
-        long.append(&mut fresh);
-        long
     }
 
     fn look_at(
@@ -227,7 +203,7 @@ impl Round<'_> {
         let listed = self.python.threads(&known);
         for candidate in candidates {
             let seen = self.python.look(&listed, candidate.ns_tid);
-            let same = self.count(candidate.tid) == Some(candidate.count);
+            let same = count(self.root, self.pid, candidate.tid) == Some(candidate.count);
             let end_ns = monotonic_ns();
             let Some(sleeper) = threads.get_mut(&candidate.tid) else { continue };
             let Candidate { tid, call, count, start_ns, .. } = *candidate;
@@ -245,20 +221,9 @@ impl Round<'_> {
         }
     }
 
-    /// What is known of a thread; read where it is new.
-    fn sleeper<'t>(&self, tid: u32, threads: &'t mut HashMap<u32, Sleeper>) -> Option<&'t mut Sleeper> {
-        match threads.entry(tid) {
-            Entry::Occupied(entry) => Some(entry.into_mut()),
-            Entry::Vacant(entry) => {
-                let ns_tid = thread(self.root, self.pid, tid, 0).ok()?.ns_tid;
-                Some(entry.insert(Sleeper { ns_tid, ..Sleeper::default() }))
-            }
-        }
-    }
-
     /// The thread, where it sleeps in a watched call.
     fn candidate(&self, tid: u32, threads: &HashMap<u32, Sleeper>) -> Option<Candidate> {
-        let count = self.count(tid)?;
+        let count = count(self.root, self.pid, tid)?;
         let ns_tid = threads.get(&tid)?.ns_tid;
         let call = match activity(self.root, self.pid, tid)? {
             Activity::InCall(state) => self.numbers.call(state.number),
@@ -266,13 +231,73 @@ impl Round<'_> {
         };
         call.map(|call| Candidate { tid, ns_tid, call, count, start_ns: monotonic_ns() })
     }
+}
 
-    /// How often the thread was given a processor. A kernel that does not count says 0 always; the looks then rest on
-    /// the wait alone, which they must lie in.
-    fn count(&self, tid: u32) -> Option<u64> {
-        let text = read_bounded(&self.root.task_path(self.pid, tid, "schedstat"), SCHEDSTAT).ok()?;
-        Some(Schedstat::from_read(text.bytes.as_slice()).ok()?.pcount)
+/// Threads that have not been looked at since they were given a processor the last time: first those that sleep, or
+/// run, since the round before or longer.
+fn due(root: &ProcRoot, pid: u32, threads: &mut HashMap<u32, Sleeper>) -> Vec<u32> {
+    let Ok(mut tids) = root.tids(pid) else { return Vec::new() };
+    tids.truncate(THREADS);
+    let there: HashSet<u32> = tids.iter().copied().collect();
+    threads.retain(|tid, _| there.contains(tid));
+    let now = Instant::now();
+    let (mut long, mut fresh) = (Vec::new(), Vec::new());
+    for tid in tids {
+        let Some(count) = count(root, pid, tid) else { continue };
+        let Some(sleeper) = sleeper(root, pid, tid, threads) else { continue };
+        let seen = sleeper.seen.replace(count);
+        if sleeper.done == Some(count) || sleeper.stranger_until.is_some_and(|until| now < until) {
+            continue;
+        }
+        if seen == Some(count) { long.push(tid) } else { fresh.push(tid) }
     }
+    // Each its turn, where there are more than can be looked at.
+    let turn = (monotonic_ns() >> 10) as usize % fresh.len().max(1);
+    fresh.rotate_left(turn);
+    long.append(&mut fresh);
+    long
+}
+
+/// What is known of a thread; read where it is new.
+fn sleeper<'t>(
+    root: &ProcRoot,
+    pid: u32,
+    tid: u32,
+    threads: &'t mut HashMap<u32, Sleeper>,
+) -> Option<&'t mut Sleeper> {
+    match threads.entry(tid) {
+        Entry::Occupied(entry) => Some(entry.into_mut()),
+        Entry::Vacant(entry) => {
+            let ns_tid = thread(root, pid, tid, 0).ok()?.ns_tid;
+            Some(entry.insert(Sleeper { ns_tid, ..Sleeper::default() }))
+        }
+    }
+}
+
+/// How often the thread was given a processor. Kernels that do not count that count switches.
+fn count(root: &ProcRoot, pid: u32, tid: u32) -> Option<u64> {
+    let text = read_bounded(&root.task_path(pid, tid, "schedstat"), SCHEDSTAT);
+    let count = text.ok().and_then(|text| Schedstat::from_read(text.bytes.as_slice()).ok()?.pcount.into());
+    match count.filter(|count| *count > 0) {
+        Some(count) => Some(count),
+        None => switches(root, pid, tid),
+    }
+}
+
+fn switches(root: &ProcRoot, pid: u32, tid: u32) -> Option<u64> {
+    let text = read_bounded(&root.task_path(pid, tid, "status"), STATUS).ok()?;
+    parse_switches(&text.bytes)
+}
+
+/// Voluntary and other switches together.
+fn parse_switches(status: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(status);
+    let values = text.lines().filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.ends_with("voluntary_ctxt_switches").then(|| value.trim().parse::<u64>().ok()).flatten()
+    });
+    let values: Vec<u64> = values.collect();
+    (values.len() == 2).then(|| values.into_iter().fold(0, u64::saturating_add))
 }
 
 impl Sleeper {
@@ -285,5 +310,70 @@ impl Sleeper {
         if tries >= TRIES {
             self.done = Some(count);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_are_counted_where_the_scheduler_counts_nothing_else() {
+        let status = b"Name:\tpython3\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t545\n";
+        assert_eq!(parse_switches(status), Some(695));
+        assert_eq!(parse_switches(b"Name:\tvoluntary_ctxt_switches\n"), None);
+    }
+
+    #[test]
+    fn a_sleep_that_brings_nothing_is_left_alone() {
+        let mut sleeper = Sleeper::default();
+        for _ in 1..TRIES {
+            sleeper.failed(7);
+        }
+        assert_eq!(sleeper.done, None);
+        // Another sleep has tries of its own.
+        sleeper.failed(8);
+        assert_eq!(sleeper.done, None);
+        for _ in 1..TRIES {
+            sleeper.failed(8);
+        }
+        assert_eq!(sleeper.done, Some(8));
+    }
+
+    /// A thread of this process that waits until it is told to go on.
+    #[test]
+    fn each_sleep_is_due_once_it_began_and_until_it_was_looked_at() {
+        let root = ProcRoot::default();
+        let (send, receive) = std::sync::mpsc::channel();
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            send.send(nix::unistd::gettid().as_raw().cast_unsigned()).unwrap();
+            wait.recv()
+        });
+        let tid = receive.recv().unwrap();
+        let pid = root.own_pid();
+        let round = |threads: &mut HashMap<u32, Sleeper>| {
+            // It may still be on its way to sleep.
+            let before = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap();
+            let due = due(&root, pid, threads);
+            let after = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap();
+            (before == after).then(|| due.contains(&tid))
+        };
+        let mut threads = HashMap::new();
+        assert!(round(&mut threads).unwrap_or(true));
+        loop {
+            let seen = threads[&tid].seen;
+            threads.get_mut(&tid).unwrap().done = seen;
+            if let Some(due) = round(&mut threads)
+                && threads[&tid].seen == seen
+            {
+                assert!(!due);
+                break;
+            }
+        }
+        go.send(()).unwrap();
+        thread.join().unwrap().unwrap();
+        assert!(!due(&root, pid, &mut threads).contains(&tid));
+        assert!(!threads.contains_key(&tid));
     }
 }

@@ -218,6 +218,11 @@ fn offsets_that_a_runtime_publishes_must_be_possible() {
     memory.word(RUNTIME + 5 * 8, 1 << 40);
     assert_eq!(layout::published(&mut memory, RUNTIME), None);
     memory.word(RUNTIME + 5 * 8, 632);
+    memory.word(RUNTIME + 8, 0x030e_00f0);
+    assert_eq!(layout::published(&mut memory, RUNTIME).unwrap().version, (3, 14));
+    memory.word(RUNTIME + 16, 1);
+    assert_eq!(layout::published(&mut memory, RUNTIME), None);
+    memory.word(RUNTIME + 16, 0);
     // An alpha, and a version to come.
     for version in [0x030e_00a3, 0x0310_00f0] {
         memory.word(RUNTIME + 8, version);
