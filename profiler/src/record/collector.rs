@@ -292,6 +292,11 @@ impl Collector {
         }
     }
 
+    /// The window is open: looks at Python stacks begin.
+    pub fn begin_looks(&self) {
+        self.python.thread.begin();
+    }
+
     /// A last look at the Python stacks of what still waits; before the recording's end is taken.
     pub fn look_at_python(&mut self) {
         let told = self.python.thread.look();

@@ -21,6 +21,8 @@ const QUIET: Duration = Duration::from_millis(500);
 enum Order {
     Enter(u32),
     Leave(u32),
+    /// Waits are recorded from now on: what was seen before would belong to none.
+    Begin,
     /// A round now, then an answer.
     Look,
 }
@@ -52,6 +54,11 @@ impl PythonThread {
 
     pub fn leave(&self, pid: u32) {
         self.send(Order::Leave(pid));
+    }
+
+    /// Begins to look. Until then interpreters are searched for only.
+    pub fn begin(&self) {
+        self.send(Order::Begin);
     }
 
     /// Looks now, and waits for what was found.
@@ -95,6 +102,7 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
         let _ = results.send(Answer::Told(told));
     };
     let mut interval = INTERVAL;
+    let mut begun = false;
     loop {
         match queue.recv_timeout(interval) {
             Ok(Order::Enter(pid)) => {
@@ -102,6 +110,7 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
                 interval = INTERVAL;
             }
             Ok(Order::Leave(pid)) => watch.leave(pid),
+            Ok(Order::Begin) => begun = true,
             Ok(Order::Look) => {
                 watch.search(&mut tell);
                 watch.look(&mut tell);
@@ -112,6 +121,9 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
             Err(RecvTimeoutError::Timeout) => {
                 // Searches are rare, and not to be paid for with looks.
                 watch.search(&mut tell);
+                if !begun {
+                    continue;
+                }
                 let before = processor_time();
                 watch.look(&mut tell);
                 let cost = processor_time().saturating_sub(before);

@@ -102,6 +102,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    collector.begin_looks();
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
     collector.flush();

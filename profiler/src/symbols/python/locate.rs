@@ -61,13 +61,24 @@ pub(super) fn locate(pid: u32) -> Option<Located> {
     let program = std::fs::metadata(format!("/proc/{pid}/exe")).map(|metadata| metadata.ino()).ok();
     let mut opened = HashSet::new();
     let mappings = maps::read(pid).ok()?;
-    let candidates = mappings.iter().filter(|mapping| {
-        let named = mapping.module().contains("python");
-        mapping.inode != 0 && (named || Some(mapping.inode) == program)
-    });
-    candidates
-        .filter(|mapping| opened.insert((mapping.device, mapping.inode)) && opened.len() <= MAX_FILES)
-        .find_map(|mapping| locate_in(pid, mapping))
+    let mut candidates: Vec<(u8, &Mapping)> = mappings
+        .iter()
+        .filter(|mapping| mapping.inode != 0)
+        .filter_map(|mapping| Some((rank(&mapping.module(), Some(mapping.inode) == program)?, mapping)))
+        .filter(|(_, mapping)| opened.insert((mapping.device, mapping.inode)))
+        .collect();
+    candidates.sort_by_key(|(rank, _)| *rank);
+    candidates.into_iter().take(MAX_FILES).find_map(|(_, mapping)| locate_in(pid, mapping))
+}
+
+/// In what order a file is looked at, if at all. Extension modules are called after Python too, and there are many.
+fn rank(module: &str, is_program: bool) -> Option<u8> {
+    match module {
+        _ if is_program => Some(0),
+        name if name.starts_with("libpython") => Some(1),
+        name if name.contains("python") && !name.contains(".cpython-") => Some(2),
+        _ => None,
+    }
 }
 
 fn locate_in(pid: u32, mapping: &Mapping) -> Option<Located> {
@@ -108,4 +119,18 @@ fn find_symbols(elf: &Elf, table: SymbolTable) -> Option<Located> {
         }
     }
     Some(located)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_goes_first_and_extension_modules_never() {
+        assert_eq!(rank("python3.11", true), Some(0));
+        assert_eq!(rank("libpython3.11.so.1.0", false), Some(1));
+        assert_eq!(rank("embedded-python.so", false), Some(2));
+        assert_eq!(rank("_socket.cpython-311-x86_64-linux-gnu.so", false), None);
+        assert_eq!(rank("libc.so.6", false), None);
+    }
 }
