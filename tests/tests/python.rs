@@ -228,7 +228,7 @@ fn a_process_that_only_looks_like_an_interpreter_does_no_harm() {
         ("garbage", None),
         ("circle", None),
         ("huge", None),
-        ("escape", Some(r":\u{1b}[\n")),
+        ("escape", Some(":\u{fffd}[\u{fffd} (")),
     ] {
         let peer = Peer::late(LATE);
         let mut command = Command::new(&program);

@@ -53,7 +53,7 @@ int main(int argc, char **argv)
         text[2] = (uint64_t)1 << 40;
         table[2] = (uint64_t)1 << 40;
     } else if (!strcmp(kind, "escape")) {
-        /* Told as it stands, and shown escaped. */
+        /* Nothing of it may reach a terminal or end a field. */
         memcpy((char *)text + 40, ";\033[\n", 5);
     }
     int fd = socket(AF_INET, SOCK_STREAM, 0);
