@@ -6,6 +6,7 @@
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
+//! - `lock`: the interpreter lock of CPython, as the stack shows it.
 //! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
 //!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
 //! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
@@ -70,6 +71,12 @@ impl Slot {
         }
     }
 
+    /// A wait for a lock: on no socket.
+    fn of_lock() -> Slot {
+        let nothing = Awaited { socket: SocketId(u32::MAX), state: 0, interest: Interest::Read };
+        Slot::new(nothing, NameId::default(), Cause::Lock)
+    }
+
     pub fn cause_at(&self, time_ns: u64) -> Cause {
         if time_ns < self.connected_ns {
             Cause::TcpConnect
@@ -90,6 +97,10 @@ pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Ve
     match wait.call {
         Call::Accept | Call::Accept4 => Verdict::Idle,
         Call::Nanosleep | Call::ClockNanosleep => Verdict::Sleep,
+        Call::Futex if context.model.python.gil.contains(&wait.user_stack) => {
+            slots.push(Slot::of_lock());
+            Verdict::Stall
+        }
         Call::Futex if wait.arg & FUTEX_COMMAND == FUTEX_WAIT_BITSET => Verdict::Idle,
         Call::Futex | Call::None => Verdict::Other,
         Call::Connect if is_still_under_way(wait.ret) => Verdict::Other,

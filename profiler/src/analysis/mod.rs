@@ -97,6 +97,8 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
+    report.coverage.python = sections::python(&model, &stalls);
+
     let far_ends = far_end::FarEnds::new(&model);
     let surroundings =
         findings::Surroundings { environment: &model.environment, far_ends: &far_ends, places: &places };

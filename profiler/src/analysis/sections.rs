@@ -3,8 +3,10 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::report::{
-    BelowMinStall, ClockRow, CoverageRow, EnvironmentRow, HostRow, ProbeRow, RankRow, TargetRow,
+    BelowMinStall, ClockRow, CoverageRow, EnvironmentRow, HostRow, ProbeRow, PythonCoverage, RankRow,
+    StallSum, TargetRow,
 };
+use super::stall::Stall;
 use crate::model::Model;
 
 /// Launchers' names for a process's rank and the number of ranks, the best first.
@@ -78,6 +80,7 @@ pub fn coverage(model: &Model) -> CoverageRow {
         below_min_stall,
         syscalls_seen: seen.map(|call| (call.call.name().to_owned(), call.seen)).collect(),
         losses: model.losses.iter().map(|(what, (count, _))| (what.clone(), *count)).collect(),
+        python: None,
     }
 }
 
@@ -87,6 +90,27 @@ fn places_without_a_name(model: &Model) -> u64 {
         model.stacks.values().flat_map(|stack| stack.frames.iter().map(move |frame| (stack.space, frame)));
     let unnamed = frames.filter(|(_, frame)| frame.function.is_empty());
     unnamed.map(|(space, frame)| (space, &frame.module, frame.offset)).collect::<HashSet<_>>().len() as u64
+}
+
+/// How many stalls have Python functions; `None` where no stall has anything to do with Python.
+pub fn python(model: &Model, stalls: &[Stall]) -> Option<PythonCoverage> {
+    let mut coverage = PythonCoverage::default();
+    let add = |sum: &mut StallSum, stall: &Stall| {
+        sum.count += 1;
+        sum.stalled_ns = sum.stalled_ns.saturating_add(stall.weight_ns);
+    };
+    for stall in stalls.iter().filter(|stall| stall.user_stack != 0) {
+        let stack = &stall.user_stack;
+        if model.python.with.contains(stack) {
+            add(&mut coverage.with, stall);
+        } else if model.python.without.contains(stack) {
+            add(&mut coverage.without, stall);
+        }
+        if model.python.unmatched.contains(stack) {
+            add(&mut coverage.unmatched, stall);
+        }
+    }
+    (coverage != PythonCoverage::default()).then_some(coverage)
 }
 
 /// One trace has one clock: there is nothing to align and no error. Traces of several hosts are aligned

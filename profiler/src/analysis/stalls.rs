@@ -65,6 +65,7 @@ pub fn stalls(
             Cause::TcpConnect => connects.outcome(model, track, piece).detail(),
             Cause::TcpRetransmit if piece.interest == Interest::Write => "send".to_owned(),
             Cause::TcpRetransmit => "recv".to_owned(),
+            Cause::Lock if model.python.gil.contains(&wait.user_stack) => "GIL".to_owned(),
             _ => String::new(),
         };
         stalls.push(Stall {

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
-use super::Model;
 use super::thread::{Interval, ThreadTrack};
 use super::wait::{self, WaitSpan};
+use super::{Model, python};
 use crate::trace::record::{
-    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, Record, Socket, Thread, ThreadTime,
-    Wait, Window,
+    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
+    ThreadTime, Wait, Window,
 };
 
 /// Loss of records that end before they begin.
@@ -30,6 +30,7 @@ struct Builder {
     threads: Vec<Track>,
     thread_ids: HashMap<(u32, u32), usize>,
     calls: BTreeMap<Call, CallCount>,
+    python: Vec<PythonStack>,
     seen_environment: HashSet<(String, String, u32)>,
     window: Option<Window>,
     end_ns: Option<u64>,
@@ -102,6 +103,7 @@ impl Builder {
             Record::Stack(stack) => {
                 self.model.stacks.insert(stack.id, stack);
             }
+            Record::PythonStack(stack) => self.python.push(stack),
             Record::ThreadTime(time) => self.thread_time(time),
             Record::CallCount(count) => {
                 self.calls.insert(count.call, count);
@@ -255,6 +257,7 @@ impl Builder {
     fn finish(mut self) -> Model {
         let window = self.bounded_window();
         let mut model = self.model;
+        model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };

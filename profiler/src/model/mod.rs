@@ -14,7 +14,9 @@ pub mod cause;
 pub mod dns;
 #[cfg(test)]
 pub mod fixture;
+mod gil;
 pub mod intern;
+pub mod python;
 pub mod socket;
 pub mod thread;
 pub mod topology;
@@ -46,6 +48,8 @@ pub struct Model {
     /// By time.
     pub samples: Vec<SocketSample>,
     pub stacks: HashMap<u64, Stack>,
+    /// Which of them have Python functions.
+    pub python: python::PythonStacks,
     /// Last totals of each call.
     pub calls: Vec<CallCount>,
     /// Last total of each kind of loss, and whether whole events are missing.

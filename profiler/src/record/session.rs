@@ -15,6 +15,7 @@ use super::error::RecordError;
 use super::host;
 use super::options::{RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
+use super::python_thread::PythonThread;
 use super::socket_thread::SocketThread;
 use super::symbol_thread::SymbolThread;
 use super::topology;
@@ -81,7 +82,9 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "symbol thread", source })?;
     let sockets = SocketThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
-    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, options.dns);
+    let python = PythonThread::start(root.clone())
+        .map_err(|source| RecordError::Start { what: "python thread", source })?;
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {
@@ -105,6 +108,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    collector.begin_looks();
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
     collector.flush();
@@ -307,6 +311,7 @@ fn finish(
     command: Option<RunningCommand>,
 ) -> Recording {
     collector.write_thread_times();
+    collector.look_at_python();
     let end_ns = host::monotonic_ns();
     let failed = collector.finish_probes(&mut probes, end_ns);
     if let Some(error) = failed {

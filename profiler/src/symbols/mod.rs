@@ -29,6 +29,7 @@ mod mini;
 mod modules;
 mod names;
 mod perf_map;
+pub mod python;
 mod registers;
 mod sections;
 mod source;

@@ -76,6 +76,7 @@ kinds! {
     Retransmit = 13,
     Socket = 14,
     Stack = 15,
+    PythonStack = 24,
     ThreadTime = 16,
     CallCount = 17,
     Loss = 18,

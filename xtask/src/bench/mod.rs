@@ -21,9 +21,6 @@ use crate::{build, paths};
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// What to measure
-    #[arg(value_enum, default_value = "record")]
-    part: Part,
     /// Rounds of the cost comparison
     #[arg(long, default_value_t = 11)]
     rounds: usize,
@@ -33,16 +30,12 @@ pub struct Options {
 
 #[derive(clap::Subcommand)]
 enum Part {
-    /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
-    Symbols(symbols::Options),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    /// What recording costs; writes bench/record.md
+    /// What recording costs; writes bench/record.md (the default)
     Record,
     /// How often `diff` finds a change that is there, and one that is not; writes bench/diff.md
     Diff,
+    /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
+    Symbols(symbols::Options),
 }
 
 pub fn run(options: &Options) -> Result<()> {
@@ -50,7 +43,7 @@ pub fn run(options: &Options) -> Result<()> {
         return symbols::run(options);
     }
     build::run(&build::Options::default())?;
-    if options.part == Part::Diff {
+    if matches!(options.part, Some(Part::Diff)) {
         return diff::run();
     }
     let before = load();
