@@ -32,7 +32,9 @@ const NAMELESS: usize = 3;
 /// Whether a thread with this native stack waits for the lock, if it waits on a futex.
 pub(super) fn waits_for_gil(stack: &Stack) -> bool {
     let is_wait = |frame: &Frame| frame.function.contains("pthread_cond_");
-    let Some(wait) = stack.frames.iter().take(LIBC_FRAMES).position(is_wait) else { return false };
+    // With debug information the C library's inner function of a similar name is there too: the outer one counts.
+    let inner = stack.frames.get(..LIBC_FRAMES).unwrap_or(&stack.frames);
+    let Some(wait) = inner.iter().rposition(is_wait) else { return false };
     let outside = stack.frames.get(wait + 1..).unwrap_or_default();
     // Where debug information tells of inlined functions, the wait is one.
     let inlined = outside.iter().take_while(|frame| frame.function.starts_with(INLINED)).count();
@@ -70,6 +72,7 @@ mod tests {
     #[test]
     fn the_lock_is_known_with_and_without_symbols() {
         let libc = ["@libc.so.6", "pthread_cond_timedwait@libc.so.6"];
+        assert!(waits(&["__pthread_cond_wait_common@libc.so.6", libc[1], "take_gil"]));
         for outside in [
             &["take_gil", "PyEval_RestoreThread", "sock_recv@_socket.so"][..],
             &["", "PyEval_RestoreThread", "sock_recv@_socket.so"],
