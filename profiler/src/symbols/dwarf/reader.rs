@@ -247,3 +247,31 @@ impl gimli::Reader for Reader<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gimli::Reader as _;
+
+    use super::*;
+
+    #[test]
+    fn jumping_through_a_file_takes_more_of_the_budget_than_reading_on() {
+        let source = Source::Memory(Arc::from(vec![1; 64 * BLOCK as usize]));
+        let blocks = RefCell::new(Blocks::default());
+        let reads = |step: usize| {
+            blocks.borrow_mut().0.clear();
+            let access = Access { file: 1, source: &source, blocks: &blocks, fuel: Cell::new(1000) };
+            let whole = Reader::new(&access, Content::File(0), 64 * BLOCK as usize);
+            let at = |number: usize| {
+                let mut place = whole;
+                place.start += number * step;
+                place.read_u8()
+            };
+            (0..64).take_while(|number| at(*number).is_ok()).count()
+        };
+        assert_eq!(reads(1), 64);
+        assert!((1..10).contains(&reads(BLOCK as usize)));
+    }
+}
