@@ -6,12 +6,13 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
+use super::kept::Kept;
 use super::text::{count, ip_of, list, some, time};
 use super::{Scene, Weight, finding, interface, nanos};
 use crate::analysis::report::{ConnectRow, Finding};
 use crate::model::cause::Cause;
 
-pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
+pub(super) fn find(scene: &Scene<'_>, findings: &mut Kept) {
     let mut peers: BTreeMap<&str, Peer<'_>> = BTreeMap::new();
     for row in scene.report.connects.iter().filter(|row| !row.peer.is_empty()) {
         peers.entry(&row.peer).or_default().take(row);
@@ -23,7 +24,6 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
             *connected.entry((port(name), *thread)).or_default() += 1;
         }
     }
-    let mut findings = Vec::new();
     for (name, peer) in &peers {
         findings.extend(unreachable(scene, name, peer));
         findings.extend(timeout(scene, name, peer));
@@ -35,7 +35,6 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
         findings.extend(refused(scene, name, peer, elsewhere));
     }
     findings.extend(retransmits(scene));
-    findings
 }
 
 fn port(peer: &str) -> &str {
