@@ -12,6 +12,7 @@ pub mod python_thread;
 pub mod python_watch;
 pub mod session;
 pub mod socket_thread;
+mod staged;
 pub mod symbol_thread;
 mod topology;
 
