@@ -222,6 +222,7 @@ fn serve_tcp(shared: &Arc<Shared>, listener: &TcpListener, stop: &OwnedFd) {
         }
     }
     for connection in connections {
+        // One that failed has said so to its asker by hanging up.
         let _ = connection.join();
     }
 }

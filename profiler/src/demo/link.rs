@@ -132,6 +132,7 @@ impl Drop for SlowLink {
     fn drop(&mut self) {
         self.waker = None;
         if let Some(thread) = self.thread.take() {
+            // It ends when the waker closes; what it did is in the log.
             let _ = thread.join();
         }
     }

@@ -50,7 +50,7 @@ pub struct Collector {
     resolvers: ResolverLibraries,
     /// Held open: the probes sit on these files.
     libraries: Vec<ResolverLibrary>,
-    library_errors: Vec<String>,
+    failed_libraries: Vec<String>,
     /// When to look for libraries again: time and process.
     due: Vec<(u64, u32)>,
     socket_failure: Option<String>,
@@ -105,7 +105,7 @@ impl Collector {
                 failures: Vec::new(),
             },
             libraries: Vec::new(),
-            library_errors: Vec::new(),
+            failed_libraries: Vec::new(),
             due: Vec::new(),
             socket_failure: None,
             environments: 0,
@@ -270,12 +270,12 @@ impl Collector {
         let scan = match self.resolvers.scan(pid) {
             Ok(scan) => scan,
             Err(error) if error.is_gone() => return,
-            Err(error) => return self.library_errors.push(error.to_string()),
+            Err(error) => return self.failed_libraries.push(error.to_string()),
         };
-        self.library_errors.extend(scan.errors.iter().map(ToString::to_string));
+        self.failed_libraries.extend(scan.errors.iter().map(ToString::to_string));
         for library in scan.new {
             if let Err(error) = probes.attach_resolver(&library.open_path, &library.functions) {
-                self.library_errors.push(format!("{}: {error}", library.path_in_target));
+                self.failed_libraries.push(format!("{}: {error}", library.path_in_target));
             }
             self.libraries.push(library);
         }
@@ -299,8 +299,11 @@ impl Collector {
 
     /// A last look at the Python stacks of what still waits; before the recording's end is taken.
     pub fn look_at_python(&mut self) {
-        let told = self.python.thread.look();
+        let (told, alive) = self.python.thread.look();
         self.take_told(told);
+        if !alive {
+            self.python.failures.push("the thread that reads Python stacks came to harm".to_owned());
+        }
     }
 
     fn take_looks(&mut self) {
@@ -352,7 +355,6 @@ impl Collector {
                 Found::Sample(sample) => self.write(Record::Socket(sample)),
                 Found::Interface(row) => self.write(Record::Environment(row)),
                 Found::Failed(reason) => self.socket_failure = Some(reason),
-                Found::Done => {}
             }
         }
     }
@@ -399,9 +401,10 @@ impl Collector {
         if let Some(dns) = rows.iter_mut().find(|row| row.family == "dns") {
             if !self.dns {
                 *dns = off("dns", "not asked for (--probes)");
-            } else if !self.library_errors.is_empty() {
+            } else if !self.failed_libraries.is_empty() {
                 dns.state = FamilyState::Partial;
-                let mut errors: Vec<&str> = self.library_errors.iter().map(String::as_str).take(3).collect();
+                let mut errors: Vec<&str> =
+                    self.failed_libraries.iter().map(String::as_str).take(3).collect();
                 errors.extend((!dns.reason.is_empty()).then_some(dns.reason.as_str()));
                 dns.reason = errors.join("; ");
             }

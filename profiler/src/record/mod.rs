@@ -2,6 +2,7 @@
 
 mod collector;
 pub mod command;
+mod errand;
 pub mod error;
 pub mod held_waits;
 mod host;

@@ -1,7 +1,5 @@
 //! What was recorded, and what was not: short notes that several views show.
 
-use std::fmt::Write;
-
 use crate::analysis::Analysis;
 use crate::analysis::report::Report;
 use crate::render::name::escape_controls;
@@ -88,10 +86,10 @@ pub(super) fn calls_seen(report: &Report, most: usize) -> String {
     let mut text = format!("{} seen", plural(total, "system call"));
     for (index, (name, seen)) in calls.iter().take(most).enumerate() {
         let before = if index == 0 { ": " } else { ", " };
-        let _ = write!(text, "{before}{} {}", escape_controls(name), count(*seen));
+        text.push_str(&format!("{before}{} {}", escape_controls(name), count(*seen)));
     }
     if calls.len() > most {
-        let _ = write!(text, ", {} more kinds", calls.len() - most);
+        text.push_str(&format!(", {} more kinds", calls.len() - most));
     }
     text
 }

@@ -1,7 +1,6 @@
 //! `dns.resolver_unreachable` and `dns.slow`: what one server did.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use serde_json::json;
 
@@ -141,13 +140,13 @@ impl<'a> Server<'a> {
     fn context(&self) -> String {
         let mut text = String::new();
         if !self.names.is_empty() {
-            let _ = write!(text, " for {}", list(self.names.iter().copied()));
+            text.push_str(&format!(" for {}", list(self.names.iter().copied())));
         }
         if !self.apis.is_empty() {
-            let _ = write!(text, " in {}", list(self.apis.iter().copied()));
+            text.push_str(&format!(" in {}", list(self.apis.iter().copied())));
         }
         let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
-        let _ = write!(text, " (pid {})", list(pids.iter().map(String::as_str)));
+        text.push_str(&format!(" (pid {})", list(pids.iter().map(String::as_str))));
         text
     }
 }

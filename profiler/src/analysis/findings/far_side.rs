@@ -1,7 +1,5 @@
 //! What a peer did meanwhile, where it is in the recording itself.
 
-use std::fmt::Write;
-
 use serde_json::{Value, json};
 
 use super::Scene;
@@ -69,29 +67,26 @@ impl<'a> FarSide<'a> {
     /// `: that is rank3 (pid 4), idle for 9.9 s of 10.0 s: it sends late`.
     pub(super) fn describe(&self) -> String {
         let wall = time(self.row.wall_ns);
-        let mut text = format!(". That is {} (pid {}), recorded too: ", self.end.comm, self.end.pid);
-        let _ = match &self.did {
-            Did::Waits { peer, ns } => write!(text, "it waits itself, {} for data from {peer}", time(*ns)),
-            Did::Idle => write!(
-                text,
+        let did = match &self.did {
+            Did::Waits { peer, ns } => format!("it waits itself, {} for data from {peer}", time(*ns)),
+            Did::Idle => format!(
                 "idle (asleep or waiting for work) for {} of {wall}: it sends late",
                 time(self.row.idle_ns)
             ),
             Did::Runs => {
-                write!(text, "it computes for {} of {wall}: it sends late", time(self.row.running_ns))
+                format!("it computes for {} of {wall}: it sends late", time(self.row.running_ns))
             }
             Did::Runnable => {
-                write!(text, "it waits for a CPU for {} of {wall}: it sends late", time(self.row.runnable_ns))
+                format!("it waits for a CPU for {} of {wall}: it sends late", time(self.row.runnable_ns))
             }
-            Did::Mixed => write!(
-                text,
+            Did::Mixed => format!(
                 "idle {}, running {}, stalled {} of {wall}",
                 time(self.row.idle_ns),
                 time(self.row.running_ns),
                 time(self.row.stalled_ns)
             ),
         };
-        text
+        format!(". That is {} (pid {}), recorded too: {did}", self.end.comm, self.end.pid)
     }
 
     pub(super) fn advice(&self) -> String {

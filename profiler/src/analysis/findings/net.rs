@@ -1,7 +1,6 @@
 //! `net.*`: one peer that is waited for more than others, and hops between racks ([`super::net_racks`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use serde_json::json;
 
@@ -146,7 +145,7 @@ fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
         time(slow.wall_ns)
     );
     if compared {
-        let _ = write!(summary, ", at most {} for any other peer", time(slow.next_ns));
+        summary.push_str(&format!(", at most {} for any other peer", time(slow.next_ns)));
     } else {
         summary.push_str(", the only peer");
         if far.is_none() {

@@ -1,7 +1,6 @@
 //! `tcp.*`: connections that do not come about, and segments that get lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::net::IpAddr;
 
 use serde_json::json;
@@ -306,11 +305,11 @@ fn refused(scene: &Scene<'_>, name: &str, peer: &Peer<'_>, elsewhere: bool) -> O
     }
     let mut summary = format!("{name} refuses connections: {}", count(refused.count, "attempt", "attempts"));
     if refused.count > 1 {
-        let _ = write!(summary, " in {}", time(refused.span_ns));
+        summary.push_str(&format!(" in {}", time(refused.span_ns)));
     }
     summary.push_str(&peer.context(scene));
     if peer.ok > 0 {
-        let _ = write!(summary, "; {} came about", count(peer.ok, "connection", "connections"));
+        summary.push_str(&format!("; {} came about", count(peer.ok, "connection", "connections")));
     }
     let stalled_ns = refused.stalled_ns;
     let lost_ns = if repeated { stalled_ns.max(refused.span_ns) } else { stalled_ns };

@@ -113,8 +113,10 @@ impl Tables {
     /// What is damaged is left out.
     pub(super) fn read(dwarf: &Dwarfs<'_>, unit: &Unit<'_>, access: &Access<'_>, offset: usize) -> Tables {
         let mut tables = Tables { unit: offset, functions: Vec::new(), rows: Vec::new() };
+        // An error ends the reading; what came before it counts.
         let _ = tables.read_functions(dwarf, unit, access);
         tables.functions.sort_unstable();
+        // As above.
         let _ = tables.read_rows(unit);
         // Where one sequence ends and another begins, the beginning counts.
         tables.rows.sort_by_key(|row| (row.address, row.line != 0));
