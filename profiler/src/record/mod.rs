@@ -11,6 +11,7 @@ pub mod progress;
 pub mod python_looks;
 pub mod python_thread;
 pub mod python_watch;
+mod reasons;
 pub mod session;
 pub mod socket_thread;
 mod staged;

@@ -1,7 +1,8 @@
 //! The trace file of a recording that may not come about: an older recording of that name stays until there is a new
-//! one.
+//! one, and where nothing was recorded there is no file.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -10,24 +11,23 @@ use crate::trace::{TraceError, TraceWriter};
 /// Where the new recording is written for now.
 #[derive(Debug)]
 pub(super) struct Staged {
-    /// The file beside the old one, until it takes its place.
+    /// The file beside the place, until it takes it.
     beside: Option<PathBuf>,
-    /// The old one, without links in its path.
+    /// Where the recording belongs, without links in its path.
     place: PathBuf,
 }
 
 impl Staged {
-    /// Opens `output` for writing. Where a file is there already, the new one is made beside it; where that cannot be
-    /// (a folder that may not be written to), and where `output` is no ordinary file, it is opened as it is.
+    /// Opens a file beside `output` for writing; where that cannot be (a folder that may not be written to), and where
+    /// `output` is there and no ordinary file, that one is opened.
     pub(super) fn create(output: &Path) -> Result<(TraceWriter<File>, Staged), TraceError> {
         let place = fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
-        let is_old = fs::metadata(&place).is_ok_and(|data| data.is_file() && data.len() > 0);
-        // Not writable as it is: the same error as without an old file.
-        let may_write = || OpenOptions::new().write(true).open(&place).is_ok();
-        if is_old
-            && may_write()
-            && let Some((file, beside)) = open_beside(&place)
-        {
+        let is_free = match fs::metadata(&place) {
+            // What opening a file says that may not be written to is said below.
+            Ok(data) => data.is_file() && OpenOptions::new().write(true).open(&place).is_ok(),
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        };
+        if is_free && let Some((file, beside)) = open_beside(&place) {
             let staged = Staged { beside: Some(beside), place };
             return Ok((TraceWriter::new(file, output)?, staged));
         }
@@ -93,6 +93,16 @@ mod tests {
         assert_ne!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(folder.path()), ["run.stall"]);
         drop(writer);
+    }
+
+    #[test]
+    fn a_recording_that_does_not_begin_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.stall");
+        drop(Staged::create(&path).unwrap());
+        assert!(names(folder.path()).is_empty());
+        Staged::create(&path).unwrap().1.commit();
+        assert_eq!(names(folder.path()), ["run.stall"]);
     }
 
     #[test]
