@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::dwarf::{self, Blocks, Dwarf, Place};
 use super::elf::Elf;
-use super::live_tests::{Program, compile, run};
+use super::live_tests::{Program, compile, random_below, run};
 use super::names::Index;
 use super::source::Source;
 use super::*;
@@ -69,20 +69,10 @@ fn look_everywhere(elf: &Elf) -> Vec<Vec<Place>> {
     (0x1000..0x1400).step_by(5).map(|address| dwarf.find(elf, 1, &blocks, address)).collect()
 }
 
-fn generator() -> impl FnMut(usize) -> usize {
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    move |bound| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random % bound.max(1) as u64) as usize
-    }
-}
-
 #[test]
 fn damaged_debug_information_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
-    let mut next = generator();
+    let mut next = random_below(0x9e37_79b9_7f4a_7c15);
     for form in [&["-gdwarf-5"][..], &["-gdwarf-4"], &["-gdwarf-5", "-gz=zlib"]] {
         let path = compile(folder.path(), "inlined.c", &with(form, &[]));
         let whole = std::fs::read(&path).unwrap();
@@ -166,7 +156,7 @@ fn an_index_is_taken_from_the_cache_and_anything_else_in_its_place_is_not() {
     assert_ne!(cache.index(&elf, table, &elf), index);
 
     // Whatever else is there is a miss, and is put right.
-    let mut next = generator();
+    let mut next = random_below(0x9e37_79b9_7f4a_7c15);
     for round in 0..200 {
         let mut bytes = written.clone();
         let at = next(bytes.len());
