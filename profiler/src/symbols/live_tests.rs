@@ -372,7 +372,7 @@ fn names_the_vdso() {
     let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok("__vdso_getcpu")).unwrap();
     let mut modules = Modules::default();
     modules.add(pid);
-    let frame = modules.space(pid).frames(vdso.start + symbol.address()).remove(0).frame;
+    let frame = modules.space(pid).frames(vdso.start + symbol.address()).remove(0);
     assert_eq!(frame, Frame { function: "getcpu".to_owned(), module: "[vdso]".to_owned(), offset: 0 });
 }
 
