@@ -50,7 +50,7 @@ pub fn run(options: &Options) -> Result<()> {
     let figures = cost::run(options.rounds)? + &rate::run()?;
     let load =
         format!("Load average of the machine before: {before}; after: {} (1, 5, 15 minutes).\n\n", load());
-    let table = machine() + &load + &figures;
+    let table = format!("# What recording costs\n\n{}{load}{figures}", machine());
     let folder = paths::root().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let file = folder.join("record.md");
@@ -66,13 +66,14 @@ fn load() -> String {
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
+/// Kernel and processors, a paragraph.
 fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown");
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     format!(
-        "# What recording costs\n\nkernel {}, {cpus} CPUs,{}\n\n",
+        "kernel {}, {cpus} CPUs,{}\n\n",
         read("/proc/sys/kernel/osrelease").trim(),
         model
             .trim_start_matches([' ', '\t', ':'])
