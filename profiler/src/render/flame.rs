@@ -128,7 +128,7 @@ mod tests {
     fn an_empty_analysis_gives_a_picture_that_says_so() {
         let text = svg(&Analysis::default(), &FlameOptions::default());
         assert!(text.starts_with("<?xml"), "{text}");
-        assert!(text.contains("Nothing stalled"), "{text}");
+        assert!(text.contains("No stall was read; waits that were still open are not known."), "{text}");
         assert!(text.contains("0 system calls seen"), "{text}");
         assert!(text.trim_end().ends_with("</svg>"), "{text}");
     }

@@ -56,7 +56,7 @@ fn lines(analysis: &Analysis, options: &FlameOptions) -> Vec<String> {
         lines.push(format!("No stall: {}", filters(options)));
         lines.push(format!("stalled in all: {}", duration(report.totals.stalled_ns)));
     } else {
-        lines.push("Nothing stalled.".to_owned());
+        lines.push(format!("{}.", note::no_stall(report)));
     }
     lines.push(note::presence(analysis));
     lines.push(note::calls_seen(report, 6));
