@@ -21,6 +21,7 @@ pub mod demo;
 pub mod kernel;
 pub mod model;
 pub mod probes;
+pub mod random;
 pub mod record;
 pub mod render;
 pub mod symbols;

@@ -15,6 +15,8 @@ pub(super) struct FarSide<'a> {
     end: &'a FarEnd,
     row: &'a ThreadRow,
     did: Did<'a>,
+    /// It waited for the one that waits for it nearly as long.
+    is_mutual: bool,
 }
 
 /// What mostly kept it from sending.
@@ -32,9 +34,8 @@ enum Did<'a> {
 }
 
 impl<'a> FarSide<'a> {
-    /// The other end of what process `pid` waited `stalled_ns` for.
-    pub(super) fn of(scene: &Scene<'a>, pid: u32, peer: &str, stalled_ns: u64) -> Option<FarSide<'a>> {
-        let end = scene.surroundings.far_ends.get(pid, peer)?;
+    /// The other end of what the process `pid` waited `stalled_ns` for.
+    pub(super) fn of(scene: &Scene<'a>, pid: u32, end: &'a FarEnd, stalled_ns: u64) -> Option<FarSide<'a>> {
         let us = ip_of(&end.sees);
         let sockets = || scene.report.sockets.iter().filter(|row| row.pid == end.pid);
         // The thread that talks to us, else the first one.
@@ -56,7 +57,16 @@ impl<'a> FarSide<'a> {
             _ if explains(row.running_ns) => Did::Runs,
             _ => Did::Mixed,
         };
-        Some(FarSide { end, row, did })
+        let is_us =
+            |peer: &str| scene.surroundings.far_ends.get(end.pid, peer).is_some_and(|other| other.pid == pid);
+        let back = sockets().filter(|row| row.direction == "recv" && is_us(&row.peer));
+        let back_ns = back.map(|row| row.stalled_ns).fold(0, u64::saturating_add);
+        Some(FarSide { end, row, did, is_mutual: most(back_ns, stalled_ns) })
+    }
+
+    /// Two that exchange data wait for each other in turn, and neither is slow.
+    pub(super) fn is_mutual(&self) -> bool {
+        self.is_mutual && !self.is_late()
     }
 
     /// It was free to send.

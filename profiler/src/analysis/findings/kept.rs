@@ -58,10 +58,7 @@ impl Kept {
         let mut kept: BTreeMap<String, usize> = BTreeMap::new();
         let left_out = &mut self.left_out;
         self.findings.retain(|finding| {
-            if !kept.contains_key(&finding.id) {
-                kept.insert(finding.id.clone(), 0);
-            }
-            let Some(alike) = kept.get_mut(&finding.id) else { return true };
+            let alike = kept.entry(finding.id.clone()).or_default();
             *alike += 1;
             if *alike > ALIKE {
                 leave_out(left_out, finding);
