@@ -38,9 +38,13 @@ pub enum Loss {
     TargetTable = 9,
     /// A thread's stacks were new too often: a wait goes without user frames.
     StackCopiesLimited = 10,
+    /// Ring buffer full: a posted request or a completion was lost.
+    VerbsRing = 11,
+    /// A list of requests was longer than is followed, or could not be read to its end.
+    VerbsList = 12,
 }
 
-pub const LOSS_COUNT: usize = 11;
+pub const LOSS_COUNT: usize = 13;
 
 impl Loss {
     pub const ALL: [Loss; LOSS_COUNT] = [
@@ -55,6 +59,8 @@ impl Loss {
         Loss::PollSetTruncated,
         Loss::TargetTable,
         Loss::StackCopiesLimited,
+        Loss::VerbsRing,
+        Loss::VerbsList,
     ];
 
     /// Name in the trace's loss table.
@@ -72,6 +78,8 @@ impl Loss {
             Loss::PollSetTruncated => "poll_set_truncated",
             Loss::TargetTable => "target_table_full",
             Loss::StackCopiesLimited => "stack_copies_limited",
+            Loss::VerbsRing => "verbs_ring_full",
+            Loss::VerbsList => "verbs_list_cut",
         }
     }
 

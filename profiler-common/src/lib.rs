@@ -12,6 +12,7 @@ pub mod counter;
 pub mod record;
 pub mod stack;
 pub mod table;
+pub mod verbs;
 
 pub use call::{Api, Call};
 pub use config::{Offsets, Settings, Target};

@@ -27,6 +27,12 @@ pub enum RecordKind {
     Life = 6,
     /// [`StackRecord`], followed by `frames` program counters (`u64`) and `snippet` bytes of the stack.
     Stack = 7,
+    /// [`VerbsPostRecord`](crate::verbs::VerbsPostRecord).
+    VerbsPost = 48,
+    /// [`VerbsCompletionRecord`](crate::verbs::VerbsCompletionRecord).
+    VerbsCompletion = 49,
+    /// [`VerbsImageRecord`](crate::verbs::VerbsImageRecord).
+    VerbsImage = 50,
 }
 
 impl RecordKind {
@@ -40,6 +46,9 @@ impl RecordKind {
             5 => RecordKind::Retransmit,
             6 => RecordKind::Life,
             7 => RecordKind::Stack,
+            48 => RecordKind::VerbsPost,
+            49 => RecordKind::VerbsCompletion,
+            50 => RecordKind::VerbsImage,
             _ => return None,
         })
     }

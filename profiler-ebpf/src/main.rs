@@ -24,6 +24,7 @@ mod stack;
 mod tcp;
 mod thread;
 mod user_memory;
+mod verbs;
 mod wait;
 
 /// Several helpers are for GPL-compatible programs only.

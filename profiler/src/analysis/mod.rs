@@ -21,6 +21,7 @@ pub mod findings;
 pub mod hops;
 pub mod partition;
 pub mod places;
+pub mod queues;
 pub mod report;
 pub mod sections;
 pub mod sockets;
@@ -51,6 +52,8 @@ pub struct Analysis {
     pub processes: HashMap<u32, String>,
     /// Thread names by tid.
     pub threads: HashMap<u32, String>,
+    /// Queue pairs and where their time went.
+    pub queues: queues::Queues,
     /// Where the peers are.
     pub places: places::Places,
 }
@@ -79,6 +82,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     drop(dns_waits);
     (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
 
+    let queues = queues::Queues::new(&model);
     let threads = thread_rows::thread_rows(&model, &partitions);
     let mut report = Report {
         schema: SCHEMA.to_owned(),
@@ -94,9 +98,13 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         connects: connects.rows(&model, &partitions),
         sockets: sockets::socket_rows(&model, &partitions),
         hops: hops::hop_rows(&model, &places),
+        queues: queues.rows(),
+        counters: queues::counters::rows(&model.rdma.counters),
         clock: sections::clock(),
         ..Report::default()
     };
+    report.causes.extend(queues.causes());
+    report.coverage.unmatched_completions = queues.unmatched;
     report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
@@ -113,6 +121,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
         threads: model.thread_names,
+        queues,
         places,
     }
 }

@@ -37,8 +37,8 @@ pub struct Report {
     pub connects: Vec<ConnectRow>,
     pub sockets: Vec<SocketRow>,
     pub hops: Vec<HopRow>,
-    /// Filled by the RDMA layer.
-    pub queues: Vec<serde_json::Value>,
+    /// Queue pairs of RDMA adapters.
+    pub queues: Vec<super::queues::QueueRow>,
     /// Filled by the NCCL layer.
     pub collectives: Vec<serde_json::Value>,
     /// Filled by the NCCL layer.
@@ -46,8 +46,8 @@ pub struct Report {
     /// Filled by the NCCL layer; null without steps.
     pub steps: Option<serde_json::Value>,
     pub clock: ClockRow,
-    /// Filled by the RDMA layer.
-    pub counters: Vec<serde_json::Value>,
+    /// Counters of adapters' ports.
+    pub counters: Vec<super::queues::counters::CounterRow>,
     pub findings: Vec<Finding>,
 }
 

@@ -44,6 +44,7 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         follow: true,
         unavailable: Vec::new(),
         dns: true,
+        verbs: None,
         topology: Some(topology),
         verbose: false,
     };

@@ -72,6 +72,7 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
         follow: !args.no_children,
         unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
         dns: asked("dns"),
+        verbs: asked("verbs").then_some(args.max_overhead),
         // A file, which is read when the rest is known to be right.
         topology: None,
         verbose: args.verbose,
@@ -196,7 +197,8 @@ mod tests {
     fn families_that_are_not_built_are_off_when_asked_for() {
         assert_eq!(options(&["--pid", "7"]).unavailable, [""; 0]);
         let some = options(&["--pid", "7", "--probes", "net,cuda,verbs"]);
-        assert_eq!(some.unavailable, ["verbs", "cuda"]);
+        assert_eq!(some.unavailable, ["cuda"]);
+        assert_eq!(some.verbs, Some(0.005));
         assert!(!some.dns);
     }
 

@@ -112,6 +112,18 @@ impl Builder {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
             Record::Topology(file) => self.model.topology = Some(file),
+            Record::QueuePair(pair) => self.model.rdma.queue_pairs.push(pair),
+            Record::RdmaPost(post) => {
+                self.saw(post.time_ns);
+                self.model.rdma.posts.push(post);
+            }
+            Record::RdmaCompletion(completion) => {
+                self.saw(completion.time_ns);
+                self.model.rdma.completions.push(completion);
+            }
+            Record::RdmaAnchor(anchor) => self.model.rdma.anchors.push(anchor),
+            Record::RdmaWindow(window) => self.model.rdma.windows.push(window),
+            Record::PortCounter(counter) => self.model.rdma.counters.push(counter),
             Record::End(end) => {
                 self.saw(end.time_ns);
                 self.end_ns = Some(end.time_ns);

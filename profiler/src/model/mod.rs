@@ -17,6 +17,7 @@ pub mod fixture;
 mod gil;
 pub mod intern;
 pub mod python;
+pub mod queue;
 pub mod socket;
 pub mod thread;
 pub mod topology;
@@ -60,6 +61,8 @@ pub struct Model {
     pub sets: wait::SetTable,
     /// Names of peers.
     pub names: intern::Interner,
+    /// Verbs: queue pairs, posts, completions.
+    pub rdma: queue::Rdma,
     /// The topology that the recording was given, as it stands in the trace.
     pub topology: Option<TopologyFile>,
 }

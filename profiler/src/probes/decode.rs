@@ -45,6 +45,9 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Retransmit => retransmit(&mut fields).ok_or(short),
         RecordKind::Life => life(&mut fields, short),
         RecordKind::Stack => stack(&mut fields, short),
+        RecordKind::VerbsPost => super::verbs::decode::post(&mut fields).ok_or(short),
+        RecordKind::VerbsCompletion => super::verbs::decode::completion(&mut fields).ok_or(short),
+        RecordKind::VerbsImage => super::verbs::decode::image(&mut fields).ok_or(short),
     }
 }
 

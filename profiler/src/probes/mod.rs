@@ -28,6 +28,7 @@ mod multi_uprobe;
 mod restart;
 mod socket;
 mod tables;
+mod verbs;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -49,6 +50,8 @@ pub use known_stacks::KnownStacks;
 
 use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
 use event::Event;
+
+use crate::target::verbs::Functions;
 
 /// Rounds of 4096 records that empty the largest buffer of the smallest records.
 const MOST_DRAINS: usize = 128;
@@ -94,6 +97,7 @@ pub struct ProbeSet {
     ended: HashSet<u32>,
     /// Records that could not be decoded.
     undecodable: u64,
+    verbs: verbs::VerbsProbes,
 }
 
 impl std::fmt::Debug for ProbeSet {
@@ -135,6 +139,7 @@ impl ProbeSet {
             settings,
             ended: HashSet::new(),
             undecodable: 0,
+            verbs: verbs::VerbsProbes::default(),
         })
     }
 
@@ -246,6 +251,10 @@ impl ProbeSet {
                     {
                         self.ended.insert(life.tid);
                     }
+                    if let Event::RdmaImage(image) = &event {
+                        self.verbs.learn(&mut self.ebpf, image, sink);
+                        continue;
+                    }
                     sink(event);
                 }
                 Err(error) => {
@@ -281,6 +290,7 @@ impl ProbeSet {
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
+        self.detach_verbs();
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
         // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
@@ -304,6 +314,16 @@ impl ProbeSet {
                 let _ = program.unload();
             }
         }
+    }
+
+    /// Watches what the process posts and polls through these functions.
+    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions) -> Result<(), String> {
+        self.verbs.attach(&mut self.ebpf, pid, functions)
+    }
+
+    /// Posts and polls are not watched any longer.
+    pub fn detach_verbs(&mut self) {
+        verbs::VerbsProbes::detach(&mut self.ebpf);
     }
 
     /// Calls seen so far, those that made no record among them. Calls that were never seen are left out.

@@ -13,6 +13,7 @@ use super::python_watch::Told;
 use super::reasons::Reasons;
 use super::socket_thread::{Found, SocketThread};
 use super::symbol_thread::{Named, SymbolThread};
+use super::verbs_watch::VerbsWatch;
 use crate::probes::event::{Event, Registers};
 use crate::probes::{ProbeError, ProbeSet};
 use crate::symbols::Symbolizer;
@@ -60,6 +61,7 @@ pub struct Collector {
     environments: usize,
     dns: bool,
     held: HeldWaits,
+    verbs: VerbsWatch,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -74,7 +76,9 @@ impl Collector {
         sockets: SocketThread,
         python: PythonThread,
         dns: bool,
+        verbs: Option<f64>,
     ) -> Collector {
+        let root_of_verbs = root.clone();
         Collector {
             writer,
             targets,
@@ -97,6 +101,7 @@ impl Collector {
             environments: 0,
             dns,
             held: HeldWaits::default(),
+            verbs: VerbsWatch::new(root_of_verbs, verbs),
             pending: Vec::new(),
             finishing: false,
         }
@@ -194,6 +199,21 @@ impl Collector {
                 changes.push(self.targets.apply(&life));
                 self.write(Record::Life(life));
             }
+            Event::RdmaPost(post, address) => {
+                self.totals.events += 1;
+                if let Some(pair) = self.verbs.posted(&post, address) {
+                    self.write(Record::QueuePair(pair));
+                }
+                self.write(Record::RdmaPost(post));
+            }
+            Event::RdmaCompletion(completion) => {
+                self.totals.events += 1;
+                self.verbs.completed();
+                self.write(Record::RdmaCompletion(completion));
+            }
+            Event::RdmaAnchor(anchor) => self.write(Record::RdmaAnchor(anchor)),
+            // The probes keep them to themselves.
+            Event::RdmaImage(_) => {}
             Event::Stack(raw) => {
                 let (id, kernel) = (raw.id, raw.kernel);
                 if self.symbols.name(raw) && !kernel {
@@ -228,6 +248,7 @@ impl Collector {
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
             self.find_libraries(pid, probes);
+            self.find_verbs(pid, probes);
             if self.environments < ENVIRONMENTS {
                 self.environments += 1;
                 for row in environment::environment(&self.root, pid) {
@@ -244,6 +265,7 @@ impl Collector {
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
+            self.verbs.leave(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
     }
@@ -275,7 +297,30 @@ impl Collector {
         self.due = later;
         for (_, pid) in due {
             self.find_libraries(pid, probes);
+            self.find_verbs(pid, probes);
         }
+        let records = self.verbs.check(now, probes);
+        records.into_iter().for_each(|record| self.write(record));
+    }
+
+    /// Watches the process's verbs, where it has any that are not watched.
+    pub fn find_verbs(&mut self, pid: u32, probes: &mut ProbeSet) {
+        let records = self.verbs.look(pid, monotonic_ns(), probes);
+        records.into_iter().for_each(|record| self.write(record));
+    }
+
+    /// Looks for devices that processes have opened meanwhile.
+    pub fn refresh_verbs(&mut self, probes: &mut ProbeSet) {
+        let pids: Vec<u32> = self.targets.pids().collect();
+        for pid in pids {
+            self.find_verbs(pid, probes);
+        }
+    }
+
+    /// What verbs leave to be written when the recording ends.
+    pub fn finish_verbs(&mut self, end_ns: u64) {
+        let records = self.verbs.finish(end_ns);
+        records.into_iter().for_each(|record| self.write(record));
     }
 
     /// The window is open: looks at Python stacks begin.

@@ -17,6 +17,7 @@ pub mod socket_thread;
 mod staged;
 pub mod symbol_thread;
 mod topology;
+mod verbs_watch;
 
 pub use error::RecordError;
 pub use options::{RecordOptions, StopReason, TargetChoice};

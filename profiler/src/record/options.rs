@@ -30,6 +30,8 @@ pub struct RecordOptions {
     pub unavailable: Vec<String>,
     /// Whether resolver functions are probed and DNS messages kept.
     pub dns: bool,
+    /// Whether RDMA verbs are watched, and the share of a core that the target may lose by it at most.
+    pub verbs: Option<f64>,
     /// Racks, kept in the trace.
     pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.

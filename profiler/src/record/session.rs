@@ -84,7 +84,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
     let python = PythonThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "python thread", source })?;
-    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
+    let mut collector =
+        Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns, options.verbs);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {
@@ -293,6 +294,7 @@ async fn watch_until(
             _ = second.tick() => {
                 collector.write_counts(probes);
                 collector.write_thread_times();
+                collector.refresh_verbs(probes);
             }
             _ = drain.tick() => collector.drain(probes),
         }
@@ -320,6 +322,7 @@ fn finish(
     if let Some(error) = failed {
         log::warn!("{error}");
     }
+    collector.finish_verbs(end_ns);
     collector.housekeeping(&mut probes);
     collector.look_at_sockets(false);
     collector.write(Record::Window(Window { end_ns, ..window }));

@@ -82,4 +82,10 @@ kinds! {
     Loss = 18,
     End = 19,
     Topology = 40,
+    QueuePair = 48,
+    RdmaPost = 49,
+    RdmaCompletion = 50,
+    RdmaWindow = 51,
+    PortCounter = 52,
+    RdmaAnchor = 53,
 }

@@ -7,6 +7,7 @@ pub mod error;
 pub mod format;
 pub mod ids;
 pub mod kind;
+pub mod rdma;
 pub mod reader;
 pub mod record;
 mod window;

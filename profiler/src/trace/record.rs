@@ -39,6 +39,12 @@ pub enum Record {
     /// Last record of a recording that ended in order.
     End(End),
     Topology(TopologyFile),
+    QueuePair(super::rdma::QueuePair),
+    RdmaPost(super::rdma::RdmaPost),
+    RdmaCompletion(super::rdma::RdmaCompletion),
+    RdmaWindow(super::rdma::RdmaWindow),
+    PortCounter(super::rdma::PortCounter),
+    RdmaAnchor(super::rdma::RdmaAnchor),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
