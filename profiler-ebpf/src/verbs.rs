@@ -188,26 +188,24 @@ pub fn verbs_complete(ctx: ProbeContext) -> u32 {
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn register(ctx: &ProbeContext, number: u64) -> Option<u64> {
-    // SAFETY: the program's own context.
-    let regs = unsafe { &*ctx.regs };
-    Some(match number {
-        0 => regs.rax,
-        1 => regs.rcx,
-        2 => regs.rdx,
-        3 => regs.rbx,
-        5 => regs.rbp,
-        6 => regs.rsi,
-        7 => regs.rdi,
-        8 => regs.r8,
-        9 => regs.r9,
-        10 => regs.r10,
-        11 => regs.r11,
-        12 => regs.r12,
-        13 => regs.r13,
-        14 => regs.r14,
-        15 => regs.r15,
-        _ => return None,
-    })
+    // Each is loaded by itself: the verifier takes no register whose place is computed.
+    macro_rules! load {
+        ($($number:literal => $name:ident,)*) => {{
+            // SAFETY: members of the program's own context.
+            let values = unsafe { [$(core::ptr::read_volatile(&raw const (*ctx.regs).$name),)*] };
+            let mut wanted = None;
+            for (at, other) in [$($number,)*].into_iter().enumerate() {
+                if other == number {
+                    wanted = values.get(at).copied();
+                }
+            }
+            wanted
+        }};
+    }
+    load! {
+        0 => rax, 1 => rcx, 2 => rdx, 3 => rbx, 5 => rbp, 6 => rsi, 7 => rdi, 8 => r8, 9 => r9, 10 => r10, 11 => r11,
+        12 => r12, 13 => r13, 14 => r14, 15 => r15,
+    }
 }
 
 #[cfg(not(bpf_target_arch = "x86_64"))]

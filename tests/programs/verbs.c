@@ -4,6 +4,9 @@
 // which each SIGNAL-th one (and the last) asks for a completion. A phase `leave` posts 3 requests and goes on without polling.
 // `before:PHASE` is run before `ready`; the rest when a line comes in.
 //
+// $VERBS_TIMES gets a line for each single request of the later phases: before and after its post_send, before and after the
+// poll that found it, nanoseconds of CLOCK_MONOTONIC.
+//
 // Prints `ready qp=N`, and at the end `done posted=… completed=… failed=… outer=… inner=… units=… elapsed=…`: medians of the
 // times from post to completion of single requests in the later phases: `outer` from before post_send to after the poll that found it,
 // `inner` from after post_send to before that poll.
@@ -30,6 +33,7 @@ static struct ibv_cq *queue;
 static struct ibv_qp *pair;
 static struct ibv_mr *region;
 static unsigned long before_post[MOST], after_post[MOST], outer[MOST], inner[MOST];
+static FILE *times;
 static unsigned long posted, completed, failed, units;
 static int measuring;
 
@@ -91,6 +95,8 @@ static void poll_some(void) {
     if (found.status)
         failed++;
     else if (measuring && found.wr_id == completed && units < MOST) {
+        if (times)
+            fprintf(times, "%lu %lu %lu %lu\n", before_post[found.wr_id % MOST], after_post[found.wr_id % MOST], before, after);
         outer[units] = after - before_post[found.wr_id % MOST];
         inner[units] = before - after_post[found.wr_id % MOST];
         units++;
@@ -126,6 +132,8 @@ static unsigned long median(unsigned long *values, unsigned long count) {
 }
 
 int main(int count, char **phases) {
+    if (getenv("VERBS_TIMES"))
+        CHECK((times = fopen(getenv("VERBS_TIMES"), "w")));
     set_up();
     int at = 1;
     for (; at < count && !strncmp(phases[at], "before:", 7); at++)
@@ -139,6 +147,8 @@ int main(int count, char **phases) {
     for (; at < count; at++)
         run(phases[at]);
     unsigned long elapsed = now_ns() - start;
+    if (times)
+        fclose(times);
     printf("done posted=%lu completed=%lu failed=%lu units=%lu outer=%lu inner=%lu elapsed=%lu\n", posted - first,
            completed - first_done, failed, units, median(outer, units), median(inner, units), elapsed);
     fflush(stdout);

@@ -111,8 +111,12 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     report.coverage.python = sections::python(&model, &stalls);
 
     let far_ends = far_end::FarEnds::new(&model);
-    let surroundings =
-        findings::Surroundings { environment: &model.environment, far_ends: &far_ends, places: &places };
+    let surroundings = findings::Surroundings {
+        environment: &model.environment,
+        far_ends: &far_ends,
+        places: &places,
+        queues: &queues.queues,
+    };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 
     Analysis {

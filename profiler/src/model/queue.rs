@@ -138,6 +138,7 @@ impl Rdma {
         let mut tracks = Vec::new();
         for ((pid, number), mut events) in queues {
             events.sort_by_key(|(time_ns, _)| *time_ns);
+            fill_in(&mut events);
             let (from_ns, to_ns) = self.watch(pid, start_ns, end_ns);
             let mut builder = Builder::new(pid, number, pairs.get(&(pid, number)).copied());
             for (_, event) in events.iter().filter(|(time_ns, _)| (from_ns..=to_ns).contains(time_ns)) {
@@ -159,6 +160,32 @@ impl Rdma {
         let closed = windows.chain([first]).map(|window| window.end_ns).max().unwrap_or(0);
         let to_ns = if closed == 0 { end_ns } else { closed.min(end_ns) };
         (first.start_ns.max(start_ns).min(to_ns), to_ns)
+    }
+}
+
+/// Gives posts whose entry is not known the one that it must be: where as many requests as entries lie between two that
+/// are known, each took one.
+fn fill_in(events: &mut [(u64, Event<'_>)]) {
+    let mut posts: Vec<&mut RdmaPost> = events
+        .iter_mut()
+        .filter_map(|(_, event)| match event {
+            Event::Post(post) => Some(post),
+            Event::Completion(_) => None,
+        })
+        .collect();
+    let mut known: Option<(usize, u16)> = None;
+    for at in 0..posts.len() {
+        let Some(counter) = posts.get(at).and_then(|post| post.counter) else { continue };
+        if let Some((from, first)) = known
+            && usize::from(counter.wrapping_sub(first)) == at - from
+            && let Some(between) = posts.get_mut(from + 1..at)
+            && between.iter().all(|post| post.index == 0)
+        {
+            for (post, entry) in between.iter_mut().zip(1..) {
+                post.counter = Some(first.wrapping_add(entry));
+            }
+        }
+        known = Some((at, counter));
     }
 }
 
@@ -252,12 +279,13 @@ impl Builder {
                 self.retire(completion, passed);
             }
             None if self.is_earlier(completion.counter) => {
-                self.track.began_earlier += 1;
                 self.note_error(completion);
                 let signalled = |request: &Pending| request.signalled;
                 if let Some(last) = self.before.iter().position(signalled) {
                     let done = self.before.drain(..=last).count();
                     self.done(done);
+                } else {
+                    self.track.began_earlier += 1;
                 }
             }
             None => {

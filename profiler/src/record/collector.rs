@@ -1,6 +1,7 @@
 //! Takes what the probes and the helper threads found, and writes it to the trace.
 
 mod coverage;
+mod verbs;
 
 use profiler_common::Call;
 
@@ -76,15 +77,14 @@ impl Collector {
         sockets: SocketThread,
         python: PythonThread,
         dns: bool,
-        verbs: Option<f64>,
     ) -> Collector {
-        let root_of_verbs = root.clone();
         Collector {
             writer,
             targets,
             totals: Totals::default(),
             write_error: None,
             resolvers: ResolverLibraries::new(root.clone()),
+            verbs: VerbsWatch::new(root.clone(), None),
             root,
             symbols,
             sockets,
@@ -101,7 +101,6 @@ impl Collector {
             environments: 0,
             dns,
             held: HeldWaits::default(),
-            verbs: VerbsWatch::new(root_of_verbs, verbs),
             pending: Vec::new(),
             finishing: false,
         }
@@ -199,21 +198,9 @@ impl Collector {
                 changes.push(self.targets.apply(&life));
                 self.write(Record::Life(life));
             }
-            Event::RdmaPost(post, address) => {
-                self.totals.events += 1;
-                if let Some(pair) = self.verbs.posted(&post, address) {
-                    self.write(Record::QueuePair(pair));
-                }
-                self.write(Record::RdmaPost(post));
+            Event::RdmaPost(..) | Event::RdmaCompletion(_) | Event::RdmaAnchor(_) | Event::RdmaImage(_) => {
+                self.verbs_event(&event);
             }
-            Event::RdmaCompletion(completion) => {
-                self.totals.events += 1;
-                self.verbs.completed();
-                self.write(Record::RdmaCompletion(completion));
-            }
-            Event::RdmaAnchor(anchor) => self.write(Record::RdmaAnchor(anchor)),
-            // The probes keep them to themselves.
-            Event::RdmaImage(_) => {}
             Event::Stack(raw) => {
                 let (id, kernel) = (raw.id, raw.kernel);
                 if self.symbols.name(raw) && !kernel {
@@ -299,28 +286,7 @@ impl Collector {
             self.find_libraries(pid, probes);
             self.find_verbs(pid, probes);
         }
-        let records = self.verbs.check(now, probes);
-        records.into_iter().for_each(|record| self.write(record));
-    }
-
-    /// Watches the process's verbs, where it has any that are not watched.
-    pub fn find_verbs(&mut self, pid: u32, probes: &mut ProbeSet) {
-        let records = self.verbs.look(pid, monotonic_ns(), probes);
-        records.into_iter().for_each(|record| self.write(record));
-    }
-
-    /// Looks for devices that processes have opened meanwhile.
-    pub fn refresh_verbs(&mut self, probes: &mut ProbeSet) {
-        let pids: Vec<u32> = self.targets.pids().collect();
-        for pid in pids {
-            self.find_verbs(pid, probes);
-        }
-    }
-
-    /// What verbs leave to be written when the recording ends.
-    pub fn finish_verbs(&mut self, end_ns: u64) {
-        let records = self.verbs.finish(end_ns);
-        records.into_iter().for_each(|record| self.write(record));
+        self.check_verbs(now, probes);
     }
 
     /// The window is open: looks at Python stacks begin.

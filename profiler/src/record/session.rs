@@ -84,8 +84,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
     let python = PythonThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "python thread", source })?;
-    let mut collector =
-        Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns, options.verbs);
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
+    collector.watch_verbs(options.verbs);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {

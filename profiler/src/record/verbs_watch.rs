@@ -101,7 +101,7 @@ impl VerbsWatch {
             match probes.attach_verbs(pid, functions) {
                 Ok(()) => attached = true,
                 Err(reason) => {
-                    self.failures.add(format_args!("{}: {reason}", functions.poll_cq.path_in_target))
+                    self.failures.add(format_args!("{}: {reason}", functions.poll_cq.path_in_target));
                 }
             }
         }

@@ -3,6 +3,7 @@
 mod finding;
 mod net;
 mod note_rows;
+mod queue;
 mod stall;
 mod task;
 
@@ -24,6 +25,8 @@ pub(super) fn tables(analysis: &Analysis) -> Vec<Table> {
         net::connect_table(analysis),
         net::socket_table(analysis),
         net::hop_table(report),
+        queue::queue_table(report),
+        queue::counter_table(report),
         task::thread_table(report),
     ];
     tables.retain(|table| !table.rows.is_empty());

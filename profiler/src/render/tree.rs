@@ -7,10 +7,11 @@
 //! | peer | peer; cause; process; thread; with a topology relation, rack and host come before the peer |
 //!
 //! Weights are stalled nanoseconds. Waiting for a CPU (`sched.runq`) is not stalled time and is left out
-//! unless it is asked for by name.
+//! unless it is asked for by name. By cause and by peer there is a second root, `queue pairs`, in time of queue pairs.
 
 mod label;
 mod place;
+mod queue;
 mod stack;
 
 use std::collections::btree_map::Entry;
@@ -158,6 +159,13 @@ pub fn fold_stalls(analysis: &Analysis, options: &FlameOptions) -> Result<Vec<We
         }
         let stack = WeightedStack { frames: frames_of(analysis, options, &labels, &site), weight_ns };
         // Different sites can have the same frames: two stacks of one function, a name cut to its limit.
+        match merged.entry(stack.path()) {
+            Entry::Occupied(known) => known.into_mut().take_in(&stack),
+            Entry::Vacant(place) => drop(place.insert(stack)),
+        }
+    }
+    // In the order of their frames, as the rest.
+    for stack in queue::stacks(analysis, options) {
         match merged.entry(stack.path()) {
             Entry::Occupied(known) => known.into_mut().take_in(&stack),
             Entry::Vacant(place) => drop(place.insert(stack)),

@@ -25,6 +25,7 @@ mod net;
 mod net_hops;
 mod net_hosts;
 mod net_racks;
+mod rdma;
 mod resolver;
 mod tcp;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub struct Surroundings<'a> {
     pub environment: &'a [Environment],
     pub far_ends: &'a FarEnds,
     pub places: &'a Places,
+    pub queues: &'a [super::queues::Queue],
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
@@ -62,6 +64,7 @@ pub fn find(
     kept.extend(dns_waiting::still_waiting(&scene));
     tcp::find(&scene, &mut kept);
     kept.extend(net::find(&scene));
+    kept.extend(rdma::find(&scene));
     dns_server::subsume(kept.held());
     kept.finish()
 }

@@ -17,13 +17,18 @@ pub struct CounterRow {
     pub delta: u64,
 }
 
+/// Device, port and name.
+type Key<'a> = (&'a str, u32, &'a str);
+/// Times and values.
+type Samples = Vec<(u64, u64)>;
+
 /// Rows of counters that were seen more than once.
 pub fn rows(samples: &[PortCounter]) -> Vec<CounterRow> {
-    let mut seen: BTreeMap<(&str, u32, &str), Vec<(u64, u64)>> = BTreeMap::new();
+    let mut seen: BTreeMap<Key<'_>, Samples> = BTreeMap::new();
     for one in samples {
         seen.entry((&one.device, one.port, &one.name)).or_default().push((one.time_ns, one.value));
     }
-    let row = |((device, port, name), values): ((&str, u32, &str), Vec<(u64, u64)>)| {
+    let row = |((device, port, name), values): (Key<'_>, Samples)| {
         let (first, last) = (values.iter().min()?, values.iter().max()?);
         (first.0 < last.0).then(|| CounterRow {
             device: device.to_owned(),

@@ -30,9 +30,9 @@ pub struct Queue {
     /// Where its time went. Empty where posts and completions could not be brought together.
     pub times: Vec<QueueTime>,
     /// Queue, and the rest, of each unit that was split.
-    waits: Vec<(u64, u64)>,
+    pub waits: Vec<(u64, u64)>,
     /// From post to completion of each that was not.
-    whole: Vec<u64>,
+    pub whole: Vec<u64>,
 }
 
 /// All queue pairs that were found or used.

@@ -31,6 +31,9 @@ pub struct Parts {
 }
 
 /// Fits single requests that were posted to an idle queue pair. `None` where they are too few.
+///
+/// Of each size the first decile counts: what disturbs a request, most often the scheduler of either side, only ever makes
+/// it longer.
 pub fn fit(units: &[Unit], class: Class) -> Option<Unloaded> {
     let mut sizes: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut samples = 0;
@@ -43,7 +46,7 @@ pub fn fit(units: &[Unit], class: Class) -> Option<Unloaded> {
     }
     // Small sizes first: where there are too many, the large ones are left out.
     let points: Vec<(f64, f64)> =
-        sizes.into_iter().take(SIZES_MAX).map(|(bytes, ns)| (bytes as f64, median(ns))).collect();
+        sizes.into_iter().take(SIZES_MAX).map(|(bytes, ns)| (bytes as f64, floor(ns))).collect();
     let slopes = points.iter().enumerate().flat_map(|(index, one)| {
         let behind = points.get(index + 1..).unwrap_or_default();
         behind.iter().map(move |other| (other.1 - one.1) / (other.0 - one.0))
@@ -68,10 +71,10 @@ pub fn split(units: &[Unit], class: Class, unloaded: Unloaded) -> Vec<Parts> {
     parts.collect()
 }
 
-/// By nearest rank; 0 of nothing.
-fn median(mut values: Vec<u64>) -> f64 {
+/// The first decile by nearest rank; 0 of nothing.
+fn floor(mut values: Vec<u64>) -> f64 {
     values.sort_unstable();
-    values.get((values.len().max(1) - 1) / 2).copied().unwrap_or(0) as f64
+    values.get(values.len().div_ceil(10).saturating_sub(1)).copied().unwrap_or(0) as f64
 }
 
 fn middle(mut values: Vec<f64>) -> Option<f64> {

@@ -135,10 +135,18 @@ fn an_entry_that_was_learned_later_counts() {
 
 #[test]
 fn a_post_of_unknown_place_ends_what_was_known() {
-    let posts = vec![post(10, Some(1)), post(20, None), post(30, Some(3))];
-    let track = track(posts, vec![done(40, 1), done(50, 2), done(60, 3)]);
+    // The first two took three entries.
+    let posts = vec![post(10, Some(1)), post(20, None), post(30, Some(4))];
+    let track = track(posts, vec![done(40, 1), done(50, 2), done(60, 4)]);
     assert_eq!(times(&track), [(30, 60)]);
     assert_eq!((track.completed, track.in_flight.len()), (3, 0));
+}
+
+#[test]
+fn a_post_between_two_known_ones_goes_where_there_is_room_for_it() {
+    let posts = vec![post(10, Some(65535)), post(20, None), post(30, Some(1))];
+    let track = track(posts, vec![done(40, 65535), done(50, 0), done(60, 1)]);
+    assert_eq!(times(&track), [(10, 40), (20, 50), (30, 60)]);
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn found(
     };
     let environment: Vec<Environment> = environment.iter().map(entry).collect();
     let places = Places::default();
-    let surroundings = Surroundings { environment: &environment, far_ends, places: &places };
+    let surroundings = Surroundings { environment: &environment, far_ends, places: &places, queues: &[] };
     check(find(report, dns, surroundings, &Thresholds::default()))
 }
 

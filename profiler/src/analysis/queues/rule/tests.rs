@@ -54,7 +54,7 @@ fn run(random: &mut Random) -> (Vec<Truth>, u64) {
     }
     for _ in 0..20 {
         let mut last = 0;
-        for place in 0..1 + random.below(16) {
+        for place in 0..=random.below(16) {
             let truth = link.send(now + place * random.below(50), 1 + random.below(8192), place == 0);
             last = truth.unit.done_ns;
             run.push(truth);
