@@ -40,6 +40,8 @@ pub enum CodeError {
     None,
     #[error("its poll_cq has {0} places that only completions seem to pass")]
     Many(usize),
+    #[error("its file does not say where its poll_cq ends")]
+    Extent,
     #[error("completions of this provider's adapters are not known")]
     Provider,
     #[error("no such place is known for this processor's instructions")]

@@ -11,6 +11,7 @@ use super::root::{ProcRoot, ReadError};
 
 pub mod code;
 pub mod counters;
+mod extent;
 mod layout;
 pub mod memory;
 pub mod scan;
@@ -139,7 +140,9 @@ fn completion(function: &Place) -> Result<CompletionPoint, CodeError> {
         // Other adapters' completions look different.
         return Err(CodeError::Provider);
     }
-    let mut code = vec![0; FUNCTION_MAX];
+    let len = extent::function_len(&function.file, function.offset).ok_or(CodeError::Extent)?;
+    let len = usize::try_from(len).unwrap_or(FUNCTION_MAX).min(FUNCTION_MAX);
+    let mut code = vec![0; len];
     let read = function.file.read_at(&mut code, function.offset).unwrap_or(0);
     code.truncate(read);
     code::completion_point(&code)
