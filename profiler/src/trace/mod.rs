@@ -3,6 +3,7 @@
 
 mod block;
 mod columns;
+mod sched_columns;
 pub mod error;
 pub mod format;
 pub mod ids;
