@@ -27,6 +27,8 @@ pub enum RecordKind {
     Life = 6,
     /// [`StackRecord`], followed by `frames` program counters (`u64`) and `snippet` bytes of the stack.
     Stack = 7,
+    /// [`ThreadTimeRecord`].
+    ThreadTime = 8,
 }
 
 impl RecordKind {
@@ -40,6 +42,7 @@ impl RecordKind {
             5 => RecordKind::Retransmit,
             6 => RecordKind::Life,
             7 => RecordKind::Stack,
+            8 => RecordKind::ThreadTime,
             _ => return None,
         })
     }
@@ -236,6 +239,19 @@ pub const LIFE_EXEC: u32 = 3;
 /// One thread ended.
 pub const LIFE_EXIT: u32 = 4;
 
+/// What a thread had of the processors when it ended, by the kernel's own account, since its birth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ThreadTimeRecord {
+    pub header: Header,
+    pub time_ns: u64,
+    pub tgid: u32,
+    pub tid: u32,
+    pub running_ns: u64,
+    /// Waiting for one.
+    pub runnable_ns: u64,
+}
+
 /// A stack that was not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -274,6 +290,7 @@ const _: () = assert!(size_of::<HandshakeRecord>() == 112);
 const _: () = assert!(size_of::<RetransmitRecord>() == 88);
 const _: () = assert!(size_of::<LifeRecord>() == 48);
 const _: () = assert!(size_of::<StackRecord>() == 64);
+const _: () = assert!(size_of::<ThreadTimeRecord>() == 40);
 
 #[cfg(feature = "user")]
 mod pod {

@@ -59,6 +59,10 @@ pub fn stalls(
             Cause::TcpConnect => connects.outcome(model, track, piece).detail(),
             Cause::TcpRetransmit if piece.interest == Interest::Write => "send".to_owned(),
             Cause::TcpRetransmit => "recv".to_owned(),
+            Cause::Lock => match model.thread_names.get(&wait.owner) {
+                Some(name) => format!("held by {name}"),
+                None => format!("held by thread {}", wait.owner),
+            },
             _ => String::new(),
         };
         stalls.push(Stall {

@@ -30,6 +30,8 @@ struct Builder {
     threads: Vec<Track>,
     thread_ids: HashMap<(u32, u32), usize>,
     calls: BTreeMap<Call, CallCount>,
+    /// Threads by process and id in their own PID namespace.
+    ns_tids: HashMap<(u32, u32), u32>,
     seen_environment: HashSet<(String, String, u32)>,
     window: Option<Window>,
     end_ns: Option<u64>,
@@ -162,6 +164,9 @@ impl Builder {
     }
 
     fn thread(&mut self, thread: Thread) {
+        if thread.ns_tid != 0 {
+            self.ns_tids.insert((thread.pid, thread.ns_tid), thread.tid);
+        }
         let track = self.track(thread.pid, thread.tid);
         track.seen_ns = Some(track.seen_ns.map_or(thread.seen_ns, |known| known.min(thread.seen_ns)));
         self.model.thread_names.insert(thread.tid, thread.name);
@@ -253,6 +258,7 @@ impl Builder {
 
     fn finish(mut self) -> Model {
         let window = self.bounded_window();
+        self.resolve_owners();
         let mut model = self.model;
         model.window = window;
         model.calls = self.calls.into_values().collect();
@@ -272,6 +278,19 @@ impl Builder {
         add_loss(&mut model.losses, INCONSISTENT, self.inconsistent, true);
         add_loss(&mut model.losses, DUPLICATE, self.duplicate, false);
         model
+    }
+
+    /// Turns the owners of locks into threads as the host sees them; an id that is no other thread of the same process
+    /// was read from something that is no lock.
+    fn resolve_owners(&mut self) {
+        for track in &mut self.threads {
+            let (pid, tid) = (track.pid, track.tid);
+            for wait in track.waits.iter_mut().filter(|wait| wait.owner != 0) {
+                let as_host = || self.thread_ids.contains_key(&(pid, wait.owner)).then_some(wait.owner);
+                let known = self.ns_tids.get(&(pid, wait.owner)).copied().or_else(as_host);
+                wait.owner = known.filter(|owner| *owner != tid).unwrap_or(0);
+            }
+        }
     }
 
     /// No longer than [`TOTAL_MAX_NS`] for all threads together: what is left of impossible times can be

@@ -3,13 +3,13 @@
 
 mod block;
 mod columns;
-mod sched_columns;
 pub mod error;
 pub mod format;
 pub mod ids;
 pub mod kind;
 pub mod reader;
 pub mod record;
+mod sched_columns;
 mod window;
 pub mod writer;
 

@@ -24,6 +24,22 @@ pub(super) struct Taken {
     pub(super) naps: Vec<Interval>,
 }
 
+impl Taken {
+    /// Adds an ordinary call; until `nap_end_ns` it is sleep.
+    pub(super) fn add(&mut self, span: Interval, nap_end_ns: u64) {
+        let cut_ns = nap_end_ns.clamp(span.start_ns, span.end_ns);
+        let parts = [
+            (&mut self.naps, Interval { start_ns: span.start_ns, end_ns: cut_ns }),
+            (&mut self.calls, Interval { start_ns: cut_ns, end_ns: span.end_ns }),
+        ];
+        for (list, part) in parts {
+            if !part.is_empty() {
+                list.push(part);
+            }
+        }
+    }
+}
+
 /// Adds to `result` what the non-blocking waits have of the time outside of ordinary calls, and the sleep that
 /// they do not have.
 pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, result: &mut ThreadPartition) {
@@ -42,7 +58,10 @@ pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, r
         }
     }
     let stalled = free_of(&union(shares.iter().map(|share| share.span).collect()), &taken.calls);
-    Sweep::new(&shares).run(&taken.calls, &mut result.pieces);
+    let mut pieces = Vec::new();
+    Sweep::new(&shares).run(&taken.calls, &mut pieces);
+    let unlooked_ns = take_out_run_queue(track, &mut pieces);
+    result.pieces.extend(pieces);
 
     let mut looking = stalled.clone();
     looking.extend(&idle);
@@ -54,9 +73,26 @@ pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, r
     asleep.extend(&taken.naps);
     let looking = free_of(&union(looking), &union(asleep));
 
-    result.stalled_ns += total(&stalled);
+    result.stalled_ns += total(&stalled) - unlooked_ns;
     result.idle_ns += total(&idle);
-    result.spin_ns = total(&looking);
+    result.spin_ns = total(&looking).saturating_sub(unlooked_ns);
+}
+
+/// Takes out of each piece what its wait was without a processor, evenly, since it is not known when that was. Returns
+/// how much that is.
+fn take_out_run_queue(track: &ThreadTrack, pieces: &mut Vec<Piece>) -> u64 {
+    let mut taken_ns = 0;
+    for piece in &mut *pieces {
+        let Some(wait) = track.waits.get(piece.wait as usize) else { continue };
+        let whole = wait.asleep();
+        let (len, waited) = (u128::from(whole.len()), u128::from(wait.waited_ns(whole)));
+        let Some(weight) = (u128::from(piece.weight_ns) * waited).checked_div(len) else { continue };
+        let weight_ns = u64::try_from(weight).unwrap_or(piece.weight_ns);
+        taken_ns += piece.weight_ns - weight_ns;
+        piece.weight_ns = weight_ns;
+    }
+    pieces.retain(|piece| piece.weight_ns > 0);
+    taken_ns
 }
 
 fn total(spans: &[Interval]) -> u64 {
