@@ -241,7 +241,8 @@ impl WaitEncoder {
 
     /// Appends the payload of a block and starts anew.
     pub(super) fn encode(&mut self, out: &mut Vec<u8>) -> Result<(), postcard::Error> {
-        let result = postcard::to_io(&self.columns, &mut *out).and_then(|_| self.sched.encode(out));
+        let first = postcard::to_io(&self.columns, &mut *out).map(|_| ());
+        let result = first.and_then(|()| self.sched.encode(out));
         self.clear();
         result
     }

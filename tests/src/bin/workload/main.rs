@@ -8,6 +8,7 @@ mod idling;
 mod living;
 mod receiving;
 mod resolving;
+mod scheduling;
 mod sys;
 
 use std::fmt::Display;
@@ -67,6 +68,8 @@ fn main() {
         "poll-crowd" => receiving::poll_crowd(&arguments),
         "sleep" => idling::sleep(&arguments),
         "pool" => idling::pool(&arguments),
+        "mutex" => scheduling::mutex(&arguments),
+        "work" => scheduling::work(&arguments),
         "threads" => living::threads(&arguments),
         "named" => living::named(&arguments),
         "fork-recv" => living::fork_then_receive(&arguments),

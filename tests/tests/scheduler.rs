@@ -1,0 +1,81 @@
+//! What the scheduler's probes add: locks and their holders, waits that end with the wake-up, and threads whose time
+//! adds up.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stallscope_tests::{Program, Recorder, assert_close_to, record_run, require_root, rows, sum};
+
+/// Checks that the parts of every thread are its wall time, within one part in a hundred.
+#[track_caller]
+fn assert_adds_up(report: &Value) {
+    let threads = rows(report, "threads", &[]);
+    assert!(!threads.is_empty());
+    for thread in threads {
+        let parts: u64 = ["running_ns", "runnable_ns", "stalled_ns", "idle_ns", "other_ns"]
+            .iter()
+            .map(|part| sum(&[thread], part))
+            .sum();
+        let wall = sum(&[thread], "wall_ns");
+        assert!(parts.abs_diff(wall) <= wall / 100, "{parts} of {wall} ns: {thread}");
+    }
+}
+
+#[test]
+fn a_wait_for_a_mutex_is_a_lock_held_by_another_thread() {
+    require_root();
+    let mut program = Program::start(&["mutex", "30", "10"]);
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    assert_adds_up(&report);
+    let locks = rows(&report, "causes", &[("cause", json!("lock"))]);
+    assert_eq!(sum(&locks, "count"), 10, "{:#}", report["causes"]);
+    let (waited, other) = (values.get::<u64>("waited_ns"), values.get::<u64>("other_ns"));
+    assert_close_to("wait for the lock", sum(&locks, "stalled_ns"), waited, other + waited / 100);
+    let leaves: Vec<String> =
+        trace.folded().into_iter().filter_map(|(stack, _)| stack.last().cloned()).collect();
+    assert!(leaves.iter().any(|leaf| leaf.contains("held by holder")), "{leaves:?}");
+}
+
+#[test]
+fn a_thread_without_a_processor_is_runnable_as_long_as_the_kernel_says() {
+    require_root();
+    let mut hog = Program::start(&["work", "0", "1500"]);
+    let mut program = Program::start(&["work", "0", "1000"]);
+    hog.go();
+    let (values, trace) = record_run(&mut program);
+    let report = trace.report();
+    assert_adds_up(&report);
+    let thread = rows(&report, "threads", &[("tid", json!(program.pid()))]);
+    let (running, runnable) = (values.get::<u64>("running_ns"), values.get::<u64>("runnable_ns"));
+    assert!(runnable > 100_000_000, "the hog took nothing: {runnable} ns");
+    // What the program did before and after its own two looks, and what the kernel had not yet added up, is no more than
+    // the part of the recording outside of them.
+    let outside = sum(&thread, "wall_ns").saturating_sub(running + runnable);
+    let recorded = sum(&thread, "running_ns") + sum(&thread, "runnable_ns");
+    assert_close_to("on the run queue or running", recorded, running + runnable, outside + 20_000_000);
+    assert_close_to("on the run queue", sum(&thread, "runnable_ns"), runnable, outside + 20_000_000);
+    assert_eq!(sum(&thread, "stalled_ns"), 0, "{:#}", report["causes"]);
+}
+
+#[test]
+fn pool_and_sleeping_threads_are_idle_and_run_as_long_as_the_kernel_says() {
+    require_root();
+    for arguments in [["pool", "4"], ["sleep", "5"]] {
+        let mut program = Program::start(&arguments);
+        let recording = Recorder::new().pid(program.pid()).start();
+        program.go();
+        std::thread::sleep(Duration::from_millis(700));
+        let report = recording.finish().report();
+        assert_adds_up(&report);
+        assert_eq!(report["totals"]["stalled_ns"], 0, "{:#}", report["causes"]);
+        let pid = program.pid();
+        for thread in rows(&report, "threads", &[("pid", json!(pid))]) {
+            let path = format!("/proc/{pid}/task/{}/schedstat", thread["tid"]);
+            let text = std::fs::read_to_string(path).expect("the thread lives");
+            let ever: u64 =
+                text.split_whitespace().next().and_then(|field| field.parse().ok()).expect("a number");
+            assert!(sum(&[thread], "running_ns") <= ever, "{thread}, ever {ever} ns");
+        }
+    }
+}
