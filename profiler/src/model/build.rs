@@ -21,6 +21,8 @@ pub const DUPLICATE: &str = "duplicate_records";
 /// Time of all threads together. A week of ten thousand threads is less; more is damage or a forgery.
 const TOTAL_MAX_NS: u64 = i64::MAX as u64;
 
+const EBUSY: u32 = libc::EBUSY.cast_unsigned();
+
 /// No recorder has as many probe families.
 const FAMILIES_MAX: usize = 256;
 
@@ -288,7 +290,9 @@ impl Builder {
             for wait in track.waits.iter_mut().filter(|wait| wait.owner != 0) {
                 let as_host = || self.thread_ids.contains_key(&(pid, wait.owner)).then_some(wait.owner);
                 let known = self.ns_tids.get(&(pid, wait.owner)).copied().or_else(as_host);
-                wait.owner = known.filter(|owner| *owner != tid).unwrap_or(0);
+                // musl puts EBUSY where other locks have an id.
+                let is_told = wait.owner != EBUSY && known != Some(tid);
+                wait.owner = known.filter(|_| is_told).unwrap_or(0);
             }
         }
     }

@@ -34,8 +34,9 @@ impl SchedColumns {
 
     /// Appends the columns where they say anything.
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), postcard::Error> {
-        let says_nothing = |row: usize| self.get(row, 0, 0) == Sched::default();
-        if (0..self.has.len()).all(says_nothing) {
+        // A time that is there can be nothing as a difference.
+        let has_times = self.has.iter().any(|has| *has != 0);
+        if !has_times && self.runq.iter().all(|ns| *ns == 0) && self.owner.iter().all(|tid| *tid == 0) {
             return Ok(());
         }
         postcard::to_io(self, out).map(|_| ())
@@ -75,5 +76,35 @@ impl SchedColumns {
         self.tail.clear();
         self.runq.clear();
         self.owner.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use profiler_common::Call;
+
+    use super::*;
+    use crate::model::fixture::{slept, wait};
+
+    #[test]
+    fn a_sleep_from_the_first_to_the_last_moment_is_kept() {
+        let whole = slept(1000, 2000, wait(Call::Read, 1000, 2000, Vec::new()));
+        let mut columns = SchedColumns::default();
+        columns.push(&whole);
+        let mut bytes = Vec::new();
+        columns.encode(&mut bytes).unwrap();
+        let read = SchedColumns::decode(&bytes, 1).unwrap();
+        assert_eq!(read.get(0, 1000, 2000), whole.sched);
+        assert_eq!(SchedColumns::decode(&bytes, 2), None);
+    }
+
+    #[test]
+    fn columns_that_say_nothing_take_no_room() {
+        let mut columns = SchedColumns::default();
+        columns.push(&wait(Call::Read, 1000, 2000, Vec::new()));
+        let mut bytes = Vec::new();
+        columns.encode(&mut bytes).unwrap();
+        assert!(bytes.is_empty());
+        assert_eq!(SchedColumns::decode(&bytes, 1), Some(SchedColumns::default()));
     }
 }
