@@ -40,7 +40,8 @@ fn a_wait_for_a_mutex_is_a_lock_held_by_another_thread() {
 #[test]
 fn a_thread_without_a_processor_is_runnable_as_long_as_the_kernel_says() {
     require_root();
-    let mut hog = Program::start(&["work", "0", "1500"]);
+    // Longer than the test: it ends when it is dropped.
+    let mut hog = Program::start(&["work", "0", "60000"]);
     let mut program = Program::start(&["work", "0", "1000"]);
     hog.go();
     let (values, trace) = record_run(&mut program);
