@@ -9,9 +9,12 @@ use std::net::SocketAddr;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use stallscope::analysis::diff::compare;
 use stallscope::analysis::{Analysis, AnalysisOptions, analyse};
+use stallscope::cli::diff::load_profile;
 use stallscope::model::cause::Cause;
 use stallscope::render::RenderError;
+use stallscope::render::diff::{write_diff_html, write_diff_json, write_diff_svg, write_diff_text};
 use stallscope::render::flame::write_svg;
 use stallscope::render::folded::write_folded;
 use stallscope::render::html::write_html;
@@ -236,7 +239,36 @@ fn ignore_too_large(result: &Result<(), RenderError>) {
     assert!(matches!(result, Ok(()) | Err(RenderError::TooLarge)), "{result:?}");
 }
 
+/// Both sides of a diff, in every form.
+fn compare_all(before: &[Record], after: &[Record]) {
+    let folder = tempfile::tempdir().unwrap();
+    let load = |name: &str, records: &[Record]| {
+        let path = folder.path().join(name);
+        strategies::write_trace(&path, records, 50);
+        [load_profile(&path).unwrap()]
+    };
+    let diff = compare(&load("before.stall", before), &load("after.stall", after));
+    let mut text = Vec::new();
+    write_diff_text(&diff, TextOptions { colour: false }, &mut text).unwrap();
+    assert_plain(std::str::from_utf8(&text).unwrap(), "text");
+    let mut json = Vec::new();
+    write_diff_json(&diff, &mut json).unwrap();
+    serde_json::from_slice::<serde_json::Value>(&json).unwrap();
+    let (mut svg, mut html) = (Vec::new(), Vec::new());
+    ignore_too_large(&write_diff_svg(&diff, &mut svg));
+    ignore_too_large(&write_diff_html(&diff, &mut html));
+    assert!(!String::from_utf8(svg).unwrap().contains('\u{1b}'));
+}
+
 proptest! {
+    #[test]
+    fn impossible_records_are_compared(
+        before in vec(strategies::record().prop_map(squeeze), 1..80),
+        after in vec(strategies::record().prop_map(squeeze), 1..80)
+    ) {
+        compare_all(&before, &after);
+    }
+
     #[test]
     fn impossible_records_are_analysed_and_drawn(
         records in vec(strategies::record().prop_map(squeeze), 1..120)

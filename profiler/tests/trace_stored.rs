@@ -50,5 +50,6 @@ fn the_stored_trace_of_version_1_reads_as_when_it_was_written() {
     assert_eq!(records, expected);
     let mut kinds: Vec<Kind> = by_kind(records).iter().map(Kind::of).collect();
     kinds.dedup();
-    assert_eq!(kinds, Kind::ALL, "every kind is in the stored trace");
+    let first = Kind::ALL.iter().copied().filter(|kind| *kind as u16 <= Kind::End as u16);
+    assert_eq!(kinds, first.collect::<Vec<_>>(), "every kind of version 1.0 is in the stored trace");
 }

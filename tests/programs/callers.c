@@ -1,7 +1,8 @@
 // Waits for replies of a peer in a function without a frame that is reached through several callers, and keeps
 // anything in the frame pointer register meanwhile.
 //
-// callers PORT ROUNDS: two threads, with a connection each, wait ROUNDS times for each of the callers by turns.
+// callers PORT ROUNDS LOG: two threads, with a connection each, wait ROUNDS times for each of the callers by turns.
+// LOG gets a line `TID CALLER BEGIN END` for each wait, times of CLOCK_MONOTONIC in nanoseconds.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -16,10 +17,15 @@ enum { CALLERS = 3, THREADS = 2, REPLY = 8 };
 
 static int rounds;
 
+struct call {
+    unsigned long begin, end;
+};
+
 struct job {
     pthread_t thread;
     int fd;
-    unsigned long ns[CALLERS];
+    long tid;
+    struct call *calls;
 };
 
 static unsigned long now_ns(void) {
@@ -58,23 +64,23 @@ static __attribute__((noinline)) void receive(int fd, unsigned long register_val
     }
 }
 
-static __attribute__((noinline)) unsigned long exchange(int fd) {
+static __attribute__((noinline)) void exchange(int fd, struct call *call) {
     unsigned long words[12] = {0};
     if (send(fd, "", 1, 0) != 1)
         exit(2);
-    unsigned long begin = now_ns();
+    call->begin = now_ns();
     receive(fd, garbage(words));
-    return now_ns() - begin;
+    call->end = now_ns();
 }
 
 // The first two have frames of the same size.
 #define CALLER(name, size)                                                                                            \
-    static __attribute__((noinline)) unsigned long name(int fd) {                                                    \
+    static __attribute__((noinline)) void name(int fd, struct call *call) {                                          \
         volatile char room[size];                                                                                     \
         room[0] = 1;                                                                                                  \
-        unsigned long ns = exchange(fd);                                                                              \
+        exchange(fd, call);                                                                                           \
         __asm__ volatile("# " #name);                                                                                 \
-        return ns + room[0] - 1;                                                                                      \
+        room[0] = 2;                                                                                                  \
     }
 
 CALLER(first_caller, 64)
@@ -83,10 +89,12 @@ CALLER(third_caller, 640)
 
 static void *work(void *argument) {
     struct job *job = argument;
+    struct call *call = job->calls;
+    job->tid = syscall(SYS_gettid);
     for (int round = 0; round < rounds; round++) {
-        job->ns[0] += first_caller(job->fd);
-        job->ns[1] += second_caller(job->fd);
-        job->ns[2] += third_caller(job->fd);
+        first_caller(job->fd, call++);
+        second_caller(job->fd, call++);
+        third_caller(job->fd, call++);
     }
     return NULL;
 }
@@ -95,7 +103,7 @@ int main(int count, char **arguments) {
     static struct job jobs[THREADS];
     char line[16];
     int one = 1;
-    if (count != 3)
+    if (count != 4)
         return 1;
     rounds = atoi(arguments[2]);
     for (int index = 0; index < THREADS; index++) {
@@ -111,14 +119,22 @@ int main(int count, char **arguments) {
     if (!fgets(line, sizeof line, stdin))
         return 0;
     for (int index = 0; index < THREADS; index++)
+        if (!(jobs[index].calls = calloc(rounds * CALLERS, sizeof(struct call))))
+            return 3;
+    for (int index = 0; index < THREADS; index++)
         pthread_create(&jobs[index].thread, NULL, work, &jobs[index]);
-    unsigned long ns[CALLERS] = {0};
+    FILE *log = fopen(arguments[3], "w");
+    if (!log)
+        return 4;
     for (int index = 0; index < THREADS; index++) {
         pthread_join(jobs[index].thread, NULL);
-        for (int caller = 0; caller < CALLERS; caller++)
-            ns[caller] += jobs[index].ns[caller];
+        for (int call = 0; call < rounds * CALLERS; call++)
+            fprintf(log, "%ld %d %lu %lu\n", jobs[index].tid, call % CALLERS, jobs[index].calls[call].begin,
+                    jobs[index].calls[call].end);
     }
-    printf("done first=%lu second=%lu third=%lu\n", ns[0], ns[1], ns[2]);
+    if (fclose(log) != 0)
+        return 5;
+    puts("done");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin))
         ;

@@ -9,7 +9,7 @@ pub mod process;
 pub mod recorder;
 pub mod resolver;
 
-pub use check::{assert_close, assert_close_to, finding, require_root, rows, sum};
+pub use check::{Measured, assert_between, assert_close, finding, require_root, rows, sum};
 pub use peer::Peer;
 pub use process::{Program, Values};
 pub use recorder::{RecordedTrace, Recorder, Recording, record_run, report, stallscope};

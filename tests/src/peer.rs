@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use stallscope::demo::{Host, monotonic_ns};
+use stallscope::demo::{Host, Namespace, monotonic_ns};
 
 /// Length of a reply in bytes.
 pub const REPLY: usize = 8;
@@ -19,18 +19,24 @@ const GLANCE: Duration = Duration::from_millis(50);
 enum Script {
     /// Answers request number n of a connection after delay n (the last delay again when they run out).
     Reply(Vec<Duration>),
-    /// Accepts and says nothing.
-    Silent,
-    /// Reads everything, beginning this long after the connection was made.
-    ReadAfter(Duration),
+    /// Accepts, reads, and says nothing until it is told to.
+    Held,
+    /// Reads everything, from when it is told to.
+    ReadLate,
 }
 
 #[derive(Debug, Default)]
 struct State {
     stopping: AtomicBool,
+    /// When requests came, `CLOCK_MONOTONIC`, in order.
+    asked_ns: Mutex<Vec<u64>>,
+    released: AtomicBool,
+    hurrying: AtomicBool,
     /// Nanoseconds between each request and its reply, in order.
     served_ns: Mutex<Vec<u64>>,
-    /// When `ReadAfter` began to read, `CLOCK_MONOTONIC`.
+    /// In place of the script's, for replies from now on.
+    delay: Mutex<Option<Duration>>,
+    /// When `ReadLate` began to read, `CLOCK_MONOTONIC`.
     began_reading_ns: Mutex<Option<u64>>,
     connections: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -54,14 +60,42 @@ impl Peer {
         Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Reply(delays.to_vec()))
     }
 
-    /// On loopback: accepts and says nothing.
+    /// On loopback: accepts and says nothing, until [`Peer::release`].
     pub fn silent() -> Peer {
-        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Silent)
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::Held)
     }
 
-    /// On loopback: begins to read that long after a connection was made.
-    pub fn reads_after(delay: Duration) -> Peer {
-        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::ReadAfter(delay))
+    /// From now on late peers are late no more.
+    pub fn hurry(&self) {
+        self.state.hurrying.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets a silent peer answer each connection once, and one that reads late read, from now on; `CLOCK_MONOTONIC` before.
+    pub fn release(&self) -> u64 {
+        let now = monotonic_ns();
+        self.state.released.store(true, Ordering::Relaxed);
+        now
+    }
+
+    /// Waits until a request has come: when, `CLOCK_MONOTONIC`.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn wait_asked(&self) -> u64 {
+        let give_up = Instant::now() + Duration::from_mins(1);
+        loop {
+            let asked = self.state.asked_ns.lock().unwrap_or_else(PoisonError::into_inner).last().copied();
+            if let Some(asked) = asked {
+                return asked;
+            }
+            assert!(Instant::now() < give_up, "no request came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// On loopback: reads nothing until [`Peer::release`].
+    pub fn reads_late() -> Peer {
+        Peer::start(listen(Ipv4Addr::LOCALHOST.into()), Script::ReadLate)
     }
 
     /// On a host of the rig: answers each request after `delay`.
@@ -69,7 +103,15 @@ impl Peer {
     /// # Panics
     /// When it cannot listen there.
     pub fn late_on(host: &Host, address: IpAddr, delay: Duration) -> Peer {
-        let listener = host.run(|| listen(address)).expect("enters the host");
+        Peer::late_in(host.namespace(), address, delay)
+    }
+
+    /// In a network namespace: answers each request after `delay`.
+    ///
+    /// # Panics
+    /// When it cannot listen there.
+    pub fn late_in(namespace: &Namespace, address: IpAddr, delay: Duration) -> Peer {
+        let listener = namespace.run(|| listen(address)).expect("enters the namespace");
         Peer::start(listener, Script::Reply(vec![delay]))
     }
 
@@ -93,6 +135,11 @@ impl Peer {
     /// Nanoseconds between request and reply of everything served so far.
     pub fn served_ns(&self) -> Vec<u64> {
         self.state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Answers each request after `delay` from now on.
+    pub fn set_delay(&self, delay: Duration) {
+        *self.state.delay.lock().unwrap_or_else(PoisonError::into_inner) = Some(delay);
     }
 
     /// When a peer that reads late began to read, `CLOCK_MONOTONIC`.
@@ -153,26 +200,26 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GLANCE))?;
     match script {
-        Script::Silent => while read_some(&mut stream, &mut [0; 64], state)? {},
+        Script::Held => hold(&mut stream, state)?,
         Script::Reply(delays) => {
             let mut next = delays.iter();
             let mut delay = Duration::ZERO;
             while read_some(&mut stream, &mut [0], state)? {
                 let start = monotonic_ns();
                 delay = next.next().copied().unwrap_or(delay);
-                std::thread::sleep(delay);
-                stream.write_all(&[1; REPLY])?;
+                let changed = *state.delay.lock().unwrap_or_else(PoisonError::into_inner);
+                if !state.hurrying.load(Ordering::Relaxed) {
+                    std::thread::sleep(changed.unwrap_or(delay));
+                }
+                // Not after the write: the program may have woken up by then.
                 let served = monotonic_ns() - start;
+                stream.write_all(&[1; REPLY])?;
                 state.served_ns.lock().unwrap_or_else(PoisonError::into_inner).push(served);
             }
         }
-        Script::ReadAfter(delay) => {
-            let begin = Instant::now() + *delay;
-            while Instant::now() < begin {
-                if state.stopping.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                std::thread::sleep(GLANCE.min(begin.saturating_duration_since(Instant::now())));
+        Script::ReadLate => {
+            if !wait_released(state) {
+                return Ok(());
             }
             *state.began_reading_ns.lock().unwrap_or_else(PoisonError::into_inner) = Some(monotonic_ns());
             let mut buffer = vec![0; 1 << 20];
@@ -180,6 +227,30 @@ fn serve(mut stream: TcpStream, script: &Script, state: &State) -> io::Result<()
         }
     }
     Ok(())
+}
+
+/// Reads one request, answers when released, reads on.
+fn hold(stream: &mut TcpStream, state: &State) -> io::Result<()> {
+    if read_some(stream, &mut [0], state)? {
+        state.asked_ns.lock().unwrap_or_else(PoisonError::into_inner).push(monotonic_ns());
+        if !wait_released(state) {
+            return Ok(());
+        }
+        stream.write_all(&[1; REPLY])?;
+    }
+    while read_some(stream, &mut [0; 64], state)? {}
+    Ok(())
+}
+
+/// False where the test ends before.
+fn wait_released(state: &State) -> bool {
+    while !state.released.load(Ordering::Relaxed) {
+        if state.stopping.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Reads once; false at the end of the stream or of the test.

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stallscope::demo::{Host, Role};
+
+use crate::check::Measured;
 
 /// How long a program may take to answer. Generous: the machine may be busy.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -38,6 +40,18 @@ impl Values {
     #[track_caller]
     pub fn ns(&self) -> u64 {
         self.get("ns")
+    }
+
+    /// Nanoseconds that the program ran, or waited for a processor, while it measured.
+    #[track_caller]
+    pub fn busy_ns(&self) -> u64 {
+        self.get("busy")
+    }
+
+    /// [`Values::ns`], of which the program may have been busy for [`Values::busy_ns`].
+    #[track_caller]
+    pub fn measured(&self) -> Measured {
+        Measured { ns: self.ns(), busy_ns: self.busy_ns() }
     }
 }
 
@@ -117,6 +131,17 @@ impl Program {
         list.split_whitespace().map(|child| child.parse().expect("a process id")).collect()
     }
 
+    /// Nanoseconds that its first thread has run so far, and that it has waited for a processor.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn schedstat(&self) -> (u64, u64) {
+        let pid = self.pid();
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).expect("it runs");
+        let mut numbers = text.split_whitespace().map(|ns| ns.parse().expect("a number"));
+        (numbers.next().expect("running"), numbers.next().expect("runnable"))
+    }
+
     /// Tells the program to do what its arguments say.
     ///
     /// # Panics
@@ -138,6 +163,19 @@ impl Program {
     pub fn run(&mut self) -> Values {
         self.go();
         self.done()
+    }
+
+    /// Waits until it is stopped.
+    ///
+    /// # Panics
+    /// When that does not happen.
+    pub fn wait_stopped(&self) {
+        let give_up = Instant::now() + PATIENCE;
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it runs");
+        while !stat().contains(") T ") {
+            assert!(Instant::now() < give_up, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Sends it a signal.

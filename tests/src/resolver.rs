@@ -1,5 +1,7 @@
 //! A host whose resolver is a scripted server on another host.
 
+use std::time::{Duration, Instant};
+
 use stallscope::demo::{DnsServer, Host, Network, RecordType, Rule};
 
 use crate::check::require_root;
@@ -64,6 +66,21 @@ impl Resolver {
     pub fn served_ns(&self, name: &str, qtype: RecordType) -> u64 {
         let queries = self.server.queries(name, qtype);
         queries.iter().filter_map(|query| Some(query.answered_ns? - query.received_ns)).sum()
+    }
+
+    /// Waits until a query has come: when, `CLOCK_MONOTONIC`.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn wait_asked(&self) -> u64 {
+        let give_up = Instant::now() + Duration::from_mins(1);
+        loop {
+            if let Some(query) = self.server.log().last() {
+                return query.received_ns;
+            }
+            assert!(Instant::now() < give_up, "no query came");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// `ip:port` of the server, as in reports.

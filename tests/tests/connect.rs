@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stallscope::demo::{Host, Network, monotonic_ns};
 use stallscope_tests::{
-    Peer, Program, Recorder, assert_close, assert_close_to, finding, record_run, require_root, rows, sum,
+    Measured, Peer, Program, Recorder, assert_between, assert_close, finding, record_run, require_root, rows,
+    sum,
 };
 
 const MS: u64 = 1_000_000;
@@ -56,10 +57,11 @@ fn connect<'a>(report: &'a Value, peer: &str, result: &str) -> &'a Value {
 }
 
 #[track_caller]
-fn assert_stalled(report: &Value, measured_ns: u64) {
-    assert_close("rows", sum(&rows(report, "connects", &[]), "stalled_ns"), measured_ns);
+fn assert_stalled(report: &Value, measured: impl Into<Measured>) {
+    let measured = measured.into();
+    assert_close("rows", sum(&rows(report, "connects", &[]), "stalled_ns"), measured);
     let cause = rows(report, "causes", &[("cause", json!("tcp.connect"))]);
-    assert_close("tcp.connect", sum(&cause, "stalled_ns"), measured_ns);
+    assert_close("tcp.connect", sum(&cause, "stalled_ns"), measured);
 }
 
 #[test]
@@ -116,7 +118,7 @@ fn an_address_without_a_machine_stalls_until_the_kernel_gives_up() {
     assert_eq!(values.get::<String>("result"), "EHOSTUNREACH");
     let report = trace.report();
     assert_eq!(connect(&report, peer, "EHOSTUNREACH")["count"], 1);
-    assert_stalled(&report, values.ns());
+    assert_stalled(&report, values.measured());
     finding(&report, "tcp.peer_unreachable");
 }
 
@@ -151,7 +153,7 @@ fn a_dropped_syn_times_out() {
     let report = trace.report();
     let row = connect(&report, &peer, "ETIMEDOUT");
     assert_eq!((&row["count"], &row["syn_retransmits"]), (&json!(1), &json!(1)));
-    assert_stalled(&report, values.ns());
+    assert_stalled(&report, values.measured());
     finding(&report, "tcp.connect_timeout");
 }
 
@@ -175,19 +177,22 @@ fn attaching_in_the_middle_of_a_hanging_connect_reports_it() {
 #[test]
 fn attaching_in_the_middle_sees_the_time_out_come() {
     let (client, peer) = silent();
-    syn_retries(&client, "2");
     let mut program = Program::start_on(&client, &["connect", &peer]);
     program.go();
     std::thread::sleep(Duration::from_millis(200));
+    let attaching = monotonic_ns();
     let recording = Recorder::new().pid(program.pid()).start();
     let opened = recording.opened_ns;
-    program.done();
-    let waited = monotonic_ns() - opened;
+    // The kernel asks how often when the time for the next SYN has come.
+    syn_retries(&client, "1");
+    let values = program.done();
+    let end: u64 = values.get("end");
     let report = recording.finish().report();
     let row = connect(&report, &peer, "ETIMEDOUT");
     assert_eq!((&row["count"], &row["began_earlier"]), (&json!(1), &json!(true)));
-    // The test sees the window's opening and the program's end a little late.
-    assert_close_to("from the attach on", sum(&[row], "stalled_ns"), waited, 100 * MS);
+    // The window opened before the test saw that.
+    let least = (end - opened).saturating_sub(values.busy_ns());
+    assert_between("from the attach on", sum(&[row], "stalled_ns"), least, end - attaching);
 }
 
 #[test]
@@ -211,8 +216,8 @@ fn a_non_blocking_connect_is_timed_until_epoll_tells() {
     let row = connect(&report, &peer.name(), "ok");
     assert_eq!(row["count"], 1);
     assert!(row["syn_retransmits"].as_u64().unwrap() >= 1, "{row}");
-    assert_close("handshake", sum(&[row], "handshake.sum_ns"), values.ns());
-    assert_stalled(&report, values.ns());
+    assert_close("handshake", sum(&[row], "handshake.sum_ns"), values.measured());
+    assert_stalled(&report, values.measured());
 }
 
 #[test]
@@ -258,7 +263,8 @@ fn an_ipv6_peer_that_is_silent_is_in_flight() {
     std::thread::sleep(Duration::from_millis(1400));
     let report = recording.finish().report();
     let row = connect(&report, peer, "in_flight");
-    assert_eq!((&row["count"], &row["syn_retransmits"]), (&json!(1), &json!(1)));
+    assert_eq!(row["count"], 1);
+    assert!(row["syn_retransmits"].as_u64().unwrap() >= 1, "{row}");
     assert_eq!(row["family"], "inet6");
     finding(&report, "tcp.peer_unreachable");
 }
@@ -272,7 +278,7 @@ fn a_non_blocking_connect_that_fails_has_the_errno_of_the_socket() {
     assert_eq!(values.get::<String>("result"), "ETIMEDOUT");
     let report = trace.report();
     assert_eq!(connect(&report, &peer, "ETIMEDOUT")["count"], 1);
-    assert_stalled(&report, values.ns());
+    assert_stalled(&report, values.measured());
 }
 
 #[test]
@@ -285,7 +291,7 @@ fn a_non_blocking_connect_that_nobody_waits_for_any_more_is_in_flight() {
     assert_eq!(connect(&report, &peer, "in_flight")["count"], 1);
     // The thread waited as long as it polled; the handshake goes on without it.
     let cause = rows(&report, "causes", &[("cause", json!("tcp.connect"))]);
-    assert_close("tcp.connect", sum(&cause, "stalled_ns"), values.ns());
+    assert_close("tcp.connect", sum(&cause, "stalled_ns"), values.measured());
 }
 
 #[test]
@@ -298,7 +304,7 @@ fn parallel_connects_are_told_apart_by_thread() {
     let found = connects(&report, &peer, "ETIMEDOUT");
     assert_eq!(found.len(), 8, "{found:#?}");
     assert!(found.iter().all(|row| row["count"] == 1 && row["syn_retransmits"] == 1), "{found:#?}");
-    assert_stalled(&report, values.ns());
+    assert_stalled(&report, values.measured());
 }
 
 #[test]

@@ -4,14 +4,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stallscope::demo::monotonic_ns;
 use stallscope_tests::process::workload;
 use stallscope_tests::{
-    Peer, Program, Recorder, assert_close, assert_close_to, record_run, report, require_root, rows, sum,
+    Peer, Program, Recorder, assert_between, assert_close, record_run, report, require_root, rows, sum,
 };
 
 const LATE: Duration = Duration::from_millis(40);
-/// How long a wait may last beyond the peer's reply on a busy machine.
-const WAKE_UP_NS: u64 = 10_000_000;
 
 fn receives<'a>(report: &'a Value, peer: &Peer) -> Vec<&'a Value> {
     rows(report, "sockets", &[("peer", json!(peer.name())), ("direction", json!("recv"))])
@@ -50,7 +49,7 @@ fn children_that_are_born_during_the_recording_are_followed() {
     assert_eq!(found.len(), 1, "{:#}", report["sockets"]);
     assert_eq!(found[0]["pid"], values.get::<u32>("child"));
     assert_eq!((&found[0]["waits"], &found[0]["in_flight"]), (&json!(3), &json!(0)));
-    assert_close_to("child", sum(&found, "stalled_ns"), peer.served_ns().iter().sum(), 3 * WAKE_UP_NS);
+    assert_between("child", sum(&found, "stalled_ns"), peer.served_ns().iter().sum(), values.ns());
     assert!(report["target"]["pids"].as_array().unwrap().contains(&json!(program.pid())));
 }
 
@@ -82,7 +81,7 @@ fn children_that_exist_already_are_followed() {
     let found = receives(&report, &peer);
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0]["pid"], &found[0]["waits"]), (&json!(child), &json!(3)));
-    assert_close("child", sum(&found, "stalled_ns"), values.ns());
+    assert_close("child", sum(&found, "stalled_ns"), values.measured());
 }
 
 #[test]
@@ -95,7 +94,7 @@ fn a_program_that_becomes_another_is_followed() {
     let found = receives(&report, &peer);
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0]["pid"], &found[0]["waits"]), (&json!(program.pid()), &json!(3)));
-    assert_close("after exec", sum(&found, "stalled_ns"), values.ns());
+    assert_close("after exec", sum(&found, "stalled_ns"), values.measured());
     // Frames of the new program have names: its memory map was read after the exec.
     let folded = trace.folded();
     assert!(folded.iter().any(|(frames, _)| frames.iter().any(|frame| frame.contains("stall_outer"))));
@@ -107,15 +106,17 @@ fn the_recording_ends_with_its_target_and_keeps_what_was_in_flight() {
     let peer = Peer::silent();
     let mut program = Program::start(&["exit-early", &peer.name(), "400"]);
     let recording = Recorder::new().pid(program.pid()).start();
+    let began = monotonic_ns();
     program.go();
     assert_eq!(program.wait(), 7);
+    let lived = monotonic_ns() - began;
     let trace = recording.wait();
     assert!(trace.status.success(), "{}", trace.stderr);
     let report = trace.report();
     assert_eq!(report["trace"]["complete"], true);
     let found = receives(&report, &peer);
     assert_eq!(found.len(), 1, "{:#}", report["sockets"]);
-    assert_close("until the end", sum(&found, "stalled_ns"), 400_000_000);
+    assert_between("until the end", sum(&found, "stalled_ns"), 350_000_000, lived);
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn a_process_in_other_namespaces_has_both_its_ids() {
         (&found[0]["pid"], &found[0]["tid"], &found[0]["waits"]),
         (&json!(inner), &json!(inner), &json!(3))
     );
-    assert_close("inside", sum(&found, "stalled_ns"), values.ns());
+    assert_close("inside", sum(&found, "stalled_ns"), values.measured());
     let thread = rows(&report, "threads", &[("tid", json!(inner))]);
     assert_eq!(thread[0]["ns_pid"], 1);
     let folded = trace.folded();
@@ -158,7 +159,7 @@ fn a_child_in_other_namespaces_is_followed_from_outside() {
     let found = receives(&report, &peer);
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0]["pid"], &found[0]["waits"]), (&json!(inner), &json!(3)));
-    assert_close("inside", sum(&found, "stalled_ns"), values.ns());
+    assert_close("inside", sum(&found, "stalled_ns"), values.measured());
 }
 
 #[test]
@@ -180,7 +181,7 @@ fn a_file_that_only_the_targets_mount_namespace_has_gives_its_symbols() {
         .filter(|(frames, _)| frames.iter().any(|frame| frame.contains("stall_outer")))
         .map(|(_, weight)| weight)
         .sum();
-    assert_close("stacks with names", named, values.ns());
+    assert_close("stacks with names", named, values.measured());
 }
 
 #[test]
@@ -232,7 +233,8 @@ fn a_command_is_recorded_from_its_first_instruction() {
     let report = trace.report();
     assert_eq!(sum(&receives(&report, &peer), "waits"), 4);
     let stalled = sum(&receives(&report, &peer), "stalled_ns");
-    assert_close_to("command", stalled, peer.served_ns().iter().sum(), 4 * WAKE_UP_NS);
+    let window = report["target"]["duration_ns"].as_u64().unwrap();
+    assert_between("command", stalled, peer.served_ns().iter().sum(), window);
     let connects = rows(&report, "connects", &[("peer", json!(peer.name())), ("result", json!("ok"))]);
     assert_eq!(sum(&connects, "count"), 1);
 }
@@ -253,7 +255,8 @@ fn the_recording_lasts_as_long_as_asked() {
     let trace = Recorder::new().pid(program.pid()).duration("700ms").start().wait();
     assert!(trace.status.success(), "{}", trace.stderr);
     let duration = trace.report()["target"]["duration_ns"].as_u64().unwrap();
-    assert_close("window", duration, 700_000_000);
+    // A busy machine rings late.
+    assert_between("window", duration, 700_000_000, 10_000_000_000);
 }
 
 #[test]

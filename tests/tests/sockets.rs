@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stallscope::demo::{Network, monotonic_ns};
 use stallscope_tests::{
-    Peer, Program, Recorder, assert_close, assert_close_to, record_run, require_root, rows, sum,
+    Measured, Peer, Program, Recorder, assert_between, assert_close, record_run, require_root, rows, sum,
 };
 
 const MS: u64 = 1_000_000;
@@ -34,16 +34,19 @@ fn check_receiver(how: &str) -> (stallscope_tests::Values, Value) {
     let (values, trace) = record_run(&mut program);
     let report = trace.report();
     let row = socket(&report, &peer.name(), "recv");
-    assert_eq!(row["waits"], TIMES, "{how}: {row}");
+    let waits = row["waits"].as_u64().unwrap();
+    assert!((TIMES..=TIMES + values.get::<u64>("gaps")).contains(&waits), "{how}: {row}");
     assert_eq!(row["in_flight"], 0, "{how}: {row}");
     assert_eq!((&row["pid"], &row["tid"]), (&json!(program.pid()), &json!(program.pid())));
-    assert_eq!(row["duration"]["count"], TIMES, "{how}: {row}");
-    assert_close(how, sum(&[row], "stalled_ns"), values.ns());
-    assert_close(how, sum(&[row], "duration.sum_ns"), values.ns());
-    // Never less than the peer says that it was late; more on a busy machine.
+    assert_eq!(row["duration"]["count"], waits, "{how}: {row}");
+    // Never less than the peer was late, but for times in which a spinning program was kept from looking.
     let served: u64 = peer.served_ns().iter().sum();
-    assert!(values.ns() + TIMES * MS > served, "{how}: waited {} of {served} ns", values.ns());
-    assert_close(how, stalled(&report, "sock.recv"), values.ns());
+    let least = served.saturating_sub(values.get("gap_ns"));
+    for recorded in [sum(&[row], "stalled_ns"), sum(&[row], "duration.sum_ns"), stalled(&report, "sock.recv")]
+    {
+        assert_close(how, recorded, values.measured());
+        assert_between(how, recorded, least, values.ns());
+    }
     assert_eq!(report["coverage"]["lost_events"], 0, "{how}");
     (values, report)
 }
@@ -68,7 +71,7 @@ fn a_spinning_receiver_makes_one_wait_of_all_its_looks() {
     let looks: u64 = values.get("looks");
     assert_eq!(report["coverage"]["syscalls_seen"]["recvfrom"], looks);
     let polls = sum(&rows(&report, "sockets", &[("direction", json!("recv"))]), "polls");
-    assert!(polls >= looks - TIMES, "{polls} of {looks} looks are in the waits");
+    assert!(polls + TIMES + values.get::<u64>("gaps") >= looks, "{polls} of {looks} looks are in the waits");
 }
 
 #[test]
@@ -87,90 +90,110 @@ fn each_wait_has_its_own_length() {
     let row = socket(&report, &peer.name(), "recv");
     // By the program's own clock, which sees the wake-ups on a busy machine too.
     let mut each: Vec<u64> = values.get::<String>("each").split(',').map(|ns| ns.parse().unwrap()).collect();
-    assert!(each.iter().zip(peer.served_ns()).all(|(waited, served)| waited + MS > served), "{each:?}");
+    assert!(
+        each.iter().zip(peer.served_ns()).all(|(waited, served)| waited + values.busy_ns() + 2 * MS > served),
+        "{each:?}"
+    );
     each.sort_unstable();
-    assert_close("shortest", sum(&[row], "duration.min_ns"), each[0]);
-    assert_close("longest", sum(&[row], "duration.max_ns"), each[3]);
-    assert_close("median", sum(&[row], "duration.p50_ns"), each[1]);
+    for (field, ns) in [("min_ns", each[0]), ("max_ns", each[3]), ("p50_ns", each[1])] {
+        let measured = Measured { ns, busy_ns: values.busy_ns() };
+        assert_close(field, sum(&[row], &format!("duration.{field}")), measured);
+    }
 }
 
 #[test]
 fn a_silent_peer_is_in_flight_when_attached_before() {
     require_root();
-    let peer = Peer::silent();
     for how in ["blocking", "poll", "epoll", "spin"] {
+        let peer = Peer::silent();
         let mut program = Program::start(&["recv", how, &peer.name(), "1"]);
         let recording = Recorder::new().pid(program.pid()).start();
-        let began = monotonic_ns();
+        let (began, before) = (monotonic_ns(), program.schedstat().1);
         program.go();
+        let asked = peer.wait_asked();
         std::thread::sleep(Duration::from_millis(400));
+        let closing = monotonic_ns();
         let report = recording.finish().report();
         let waited = monotonic_ns() - began;
         let row = socket(&report, &peer.name(), "recv");
         assert_eq!((&row["in_flight"], &row["waits"]), (&json!(1), &json!(1)), "{how}: {row}");
-        let stalled = sum(&[row], "stalled_ns");
-        assert!((370 * MS..=waited).contains(&stalled), "{how}: stalled {stalled} of {waited} ns");
+        let least = (closing - asked).saturating_sub(program.schedstat().1 - before);
+        assert_between(how, sum(&[row], "stalled_ns"), least, waited);
     }
 }
 
 #[test]
 fn attaching_in_the_middle_of_a_silent_receive_reports_it() {
     require_root();
-    let peer = Peer::silent();
     for how in ["blocking", "read", "recvmsg", "poll", "ppoll", "select", "epoll", "spin"] {
+        let peer = Peer::silent();
         let mut program = Program::start(&["recv", how, &peer.name(), "1"]);
         program.go();
+        peer.wait_asked();
         std::thread::sleep(Duration::from_millis(50));
+        let before = program.schedstat();
         let recording = Recorder::new().pid(program.pid()).start();
         std::thread::sleep(Duration::from_millis(300));
         let report = recording.finish().report();
+        let after = program.schedstat();
+        // A program that spins is blamed on the peer from its first look in the window on; the others sleep.
+        let busy_ns = (after.1 - before.1) + if how == "spin" { 0 } else { after.0 - before.0 };
         let row = socket(&report, &peer.name(), "recv");
         assert_eq!(row["in_flight"], 1, "{how}: {row}");
         let window = report["target"]["duration_ns"].as_u64().unwrap();
-        assert_close(how, sum(&[row], "stalled_ns"), window);
-        assert_close(how, stalled(&report, "sock.recv"), window);
+        for recorded in [sum(&[row], "stalled_ns"), stalled(&report, "sock.recv")] {
+            assert_close(how, recorded, Measured { ns: window, busy_ns });
+        }
     }
 }
 
 #[test]
 fn attaching_in_the_middle_of_a_wait_that_ends_counts_from_the_attach() {
     require_root();
-    let peer = Peer::late(Duration::from_millis(1500));
+    let peer = Peer::silent();
     let mut program = Program::start(&["recv", "blocking", &peer.name(), "1"]);
     program.go();
+    peer.wait_asked();
     std::thread::sleep(Duration::from_millis(50));
+    let attaching = monotonic_ns();
     let recording = Recorder::new().pid(program.pid()).start();
     let opened = recording.opened_ns;
-    program.done();
-    let waited = monotonic_ns() - opened;
+    std::thread::sleep(Duration::from_millis(500));
+    let released = peer.release();
+    let end: u64 = program.done().get("end");
     let report = recording.finish().report();
     let row = socket(&report, &peer.name(), "recv");
     assert_eq!((&row["waits"], &row["in_flight"]), (&json!(1), &json!(0)));
-    assert_close_to("from the attach on", sum(&[row], "stalled_ns"), waited, 100 * MS);
+    // The window opened before the test saw that.
+    assert_between("from the attach on", sum(&[row], "stalled_ns"), released - opened, end - attaching);
 }
 
 #[test]
 fn a_sender_waits_until_its_peer_reads() {
     require_root();
-    // From the accept on: the recorder attaches in between.
-    let peer = Peer::reads_after(Duration::from_secs(3));
-    let (values, trace) = record_run(&mut Program::start(&["send", &peer.name(), "33554432"]));
-    let report = trace.report();
+    let peer = Peer::reads_late();
+    let mut program = Program::start(&["send", &peer.name(), "33554432"]);
+    let recording = Recorder::new().pid(program.pid()).start();
+    program.go();
+    std::thread::sleep(Duration::from_secs(1));
+    peer.release();
+    let values = program.done();
+    let report = recording.finish().report();
     let row = socket(&report, &peer.name(), "send");
     assert_eq!((&row["waits"], &row["in_flight"]), (&json!(1), &json!(0)));
-    assert_close("send", sum(&[row], "stalled_ns"), values.ns());
+    assert_close("send", sum(&[row], "stalled_ns"), values.measured());
     // Once the peer reads, the kernel may really have to repeat segments for which there was no room.
     let lost = stalled(&report, "tcp.retransmit");
-    assert_close("both", stalled(&report, "sock.send") + lost, values.ns());
+    assert_close("both", stalled(&report, "sock.send") + lost, values.measured());
     let unread = peer.began_reading_ns().unwrap() - values.get::<u64>("start");
     let until_read = stalled(&report, "sock.send").min(unread);
-    assert_close("nobody reads", until_read, unread);
+    assert_close("nobody reads", until_read, Measured { ns: unread, busy_ns: values.busy_ns() });
 }
 
 #[test]
 fn attaching_in_the_middle_of_a_blocked_send_reports_it() {
     require_root();
-    let peer = Peer::reads_after(Duration::from_mins(1));
+    let peer = Peer::reads_late();
     let mut program = Program::start(&["send", &peer.name(), "33554432"]);
     program.go();
     std::thread::sleep(Duration::from_millis(100));
@@ -215,14 +238,14 @@ fn stacks_show_the_calling_function_and_end_in_cause_and_peer() {
     assert_close(
         "leaf",
         weight(&|frames| frames.last().is_some_and(|frame| frame.starts_with(&leaf))),
-        values.ns(),
+        values.measured(),
     );
     assert!(folded.iter().all(|(frames, _)| frames[0].contains("workload")), "{folded:#?}");
     let calling = weight(&|frames| {
         let at = |name: &str| frames.iter().position(|frame| frame.contains(name));
         at("stall_outer").is_some_and(|outer| at("stall_inner").is_some_and(|inner| outer < inner))
     });
-    assert_close("below stall_outer and stall_inner", calling, values.ns());
+    assert_close("below stall_outer and stall_inner", calling, values.measured());
 }
 
 #[test]
@@ -260,7 +283,7 @@ fn lost_packets_are_retransmissions_of_the_hop() {
     let recording = Recorder::new().pid(program.pid()).start();
     server.unplug().unwrap();
     program.go();
-    std::thread::sleep(Duration::from_millis(800));
+    std::thread::sleep(Duration::from_millis(1500));
     server.plug().unwrap();
     program.done();
     let report = recording.finish().report();
@@ -273,31 +296,35 @@ fn lost_packets_are_retransmissions_of_the_hop() {
 }
 
 /// Polls that many silent connections, to 16 peers by turns: how long, the report, and the peers.
-fn poll_crowd(connections: u64) -> (u64, Value, Vec<Peer>) {
+fn poll_crowd(connections: u64) -> (Measured, Value, Vec<Peer>) {
     require_root();
     let peers: Vec<Peer> = (0..16).map(|_| Peer::silent()).collect();
     let mut arguments = vec!["poll-crowd".to_owned(), connections.to_string()];
     arguments.extend(peers.iter().map(Peer::name));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (values, trace) = record_run(&mut Program::start(&arguments));
-    (values.ns(), trace.report(), peers)
+    (values.measured(), trace.report(), peers)
 }
 
 #[test]
 fn a_poll_of_many_peers_is_shared_equally_by_all_also_those_that_are_not_described() {
     let (waited, report, peers) = poll_crowd(100);
-    assert_close("the whole", stalled(&report, "sock.recv"), waited);
+    let whole = stalled(&report, "sock.recv");
+    assert_close("the whole", whole, waited);
     for peer in &peers {
         let row = socket(&report, &peer.name(), "recv");
-        assert_close_to(&peer.name(), sum(&[row], "stalled_ns"), waited / 100, waited / 1000);
+        assert_between(&peer.name(), sum(&[row], "stalled_ns"), whole / 100, whole / 100);
     }
     let rest = socket(&report, "", "recv");
-    assert_close("the rest", sum(&[rest], "stalled_ns"), waited * 84 / 100);
+    assert_between("the rest", sum(&[rest], "stalled_ns"), whole * 84 / 100, whole * 84 / 100);
 }
 
 #[test]
 fn a_set_that_is_too_large_to_be_looked_at_is_blamed_on_nobody() {
     let (waited, report, _peers) = poll_crowd(300);
     assert_eq!(report["totals"]["stalled_ns"], 0, "{:#}", report["causes"]);
-    assert_close("other", sum(&rows(&report, "threads", &[]), "other_ns"), waited);
+    // Whatever else the thread waits for in the window comes on top.
+    let window = report["target"]["duration_ns"].as_u64().unwrap();
+    let least = waited.ns.saturating_sub(waited.busy_ns);
+    assert_between("other", sum(&rows(&report, "threads", &[]), "other_ns"), least, window);
 }

@@ -1,12 +1,12 @@
 //! Every wait has its own stack, however often it comes and whatever the frame pointer register holds.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use stallscope_tests::{Peer, Program, assert_close_to, record_run, require_root, stallscope};
+use stallscope_tests::{Peer, Program, record_run, require_root, stallscope};
 
 const CALLERS: [&str; 3] = ["first_caller", "second_caller", "third_caller"];
 const ROUNDS: usize = 700;
@@ -39,15 +39,34 @@ fn records<'a>(export: &'a Value, kind: &str) -> Vec<&'a Value> {
     all.iter().filter(|record| record["kind"] == kind).collect()
 }
 
+/// What the program says of one of its waits.
+struct Call {
+    tid: u64,
+    caller: usize,
+    begin_ns: u64,
+    end_ns: u64,
+}
+
+fn calls(log: &Path) -> Vec<Call> {
+    let text = std::fs::read_to_string(log).expect("the program wrote its log");
+    let call = |line: &str| {
+        let numbers: Vec<u64> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
+        let [tid, caller, begin_ns, end_ns] = numbers[..] else { panic!("{line}") };
+        Call { tid, caller: usize::try_from(caller).expect("small"), begin_ns, end_ns }
+    };
+    text.lines().map(call).collect()
+}
+
 #[test]
 fn callers_of_a_function_that_waits_are_told_apart_and_their_stacks_copied_seldom() {
     require_root();
     let folder = tempfile::tempdir().expect("makes a temporary folder");
+    let log = folder.path().join("calls");
     let peer = Peer::late(Duration::from_micros(400));
     let mut command = Command::new(compiled(folder.path()));
-    command.args([peer.address().port().to_string(), ROUNDS.to_string()]);
+    command.args([peer.address().port().to_string(), ROUNDS.to_string()]).arg(&log);
     let mut program = Program::start_command(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
-    let (values, trace) = record_run(&mut program);
+    let (_, trace) = record_run(&mut program);
 
     let output = stallscope(&["export", &trace.path.to_string_lossy(), "--format", "json"]);
     let export: Value = serde_json::from_slice(&output.stdout).expect("the export is one JSON document");
@@ -56,35 +75,48 @@ fn callers_of_a_function_that_waits_are_told_apart_and_their_stacks_copied_seldo
         .filter(|stack| stack["space"] == "user")
         .map(|stack| (stack["id"].as_u64().expect("an id"), stack))
         .collect();
-    let mut threads: BTreeMap<u64, Vec<&Value>> = BTreeMap::new();
-    for wait in records(&export, "wait") {
-        if wait["call"] == "recvfrom" {
-            threads.entry(wait["tid"].as_u64().expect("an id")).or_default().push(wait);
+    let calls = calls(&log);
+    assert_eq!(calls.len(), THREADS * ROUNDS * CALLERS.len());
+    let number = |wait: &Value, field: &str| wait[field].as_u64().unwrap_or_else(|| panic!("{wait}"));
+    let mut waited = [0; CALLERS.len()];
+    let mut waits: Vec<&Value> = records(&export, "wait");
+    waits.retain(|wait| wait["call"] == "recvfrom");
+    let mut without_stack = 0;
+    for wait in &waits {
+        let (start, end) = (number(wait, "start_ns"), number(wait, "end_ns"));
+        // The one call of that thread that the wait is in.
+        let inside =
+            |call: &&Call| call.tid == number(wait, "tid") && call.begin_ns <= start && end <= call.end_ns;
+        let call = calls.iter().find(inside).unwrap_or_else(|| panic!("outside of all calls: {wait}"));
+        if wait["user_stack"] == 0 {
+            without_stack += 1;
+            continue;
         }
+        let stack = stacks.get(&number(wait, "user_stack")).unwrap_or_else(|| panic!("no stack: {wait}"));
+        assert_eq!(caller(stack), Some(call.caller), "{wait}: {stack}");
+        waited[call.caller] += end - start;
     }
-    assert_eq!(threads.len(), THREADS);
-    for waits in threads.values_mut() {
-        assert_eq!(waits.len(), ROUNDS * CALLERS.len());
-        waits.sort_by_key(|wait| wait["start_ns"].as_u64());
-        for (index, wait) in waits.iter().enumerate() {
-            let stack = wait["user_stack"].as_u64().expect("an id");
-            let stack = stacks.get(&stack).unwrap_or_else(|| panic!("wait {index} has no stack: {wait}"));
-            assert_eq!(caller(stack), Some(index % CALLERS.len()), "wait {index}: {stack}");
-        }
-    }
+    // A call that the machine kept from starting until the reply was there, or nearly, is no wait.
+    assert!(waits.len() <= calls.len() && waits.len() > calls.len() / 2, "{} waits", waits.len());
+    // On a busy machine a stack can come again before the recorder has learned to know it; copies have a limit then.
+    let losses = trace.report()["coverage"]["losses"].clone();
+    let limited = ["stack_copies_limited", "stack_ring_full"].map(|loss| losses[loss].as_u64().unwrap_or(0));
+    assert!(without_stack <= limited.iter().sum(), "{without_stack} without a stack: {losses}");
+    assert!(without_stack < waits.len() as u64 / 2, "{without_stack} without a stack: {losses}");
     assert!(stacks.len() < 40, "{} user stacks", stacks.len());
-    let different: HashSet<String> = stacks.values().map(|stack| stack["frames"].to_string()).collect();
-    assert_eq!(different.len(), stacks.len(), "stacks are in the trace twice");
+    let used: HashSet<u64> =
+        waits.iter().map(|wait| number(wait, "user_stack")).filter(|id| *id != 0).collect();
+    let different: HashSet<String> = used.iter().map(|id| stacks[id]["frames"].to_string()).collect();
+    assert_eq!(different.len(), used.len(), "stacks are in the trace twice");
 
-    // What the program measured itself is the wait and a little more.
-    for (name, key) in CALLERS.into_iter().zip(["first", "second", "third"]) {
-        let folded = trace.folded();
-        let weight = folded
-            .iter()
-            .filter(|(frames, _)| frames.iter().any(|frame| frame == name))
-            .map(|(_, ns)| ns)
-            .sum();
-        let measured: u64 = values.get(key);
-        assert_close_to(name, weight, measured, measured / 4);
+    let folded = trace.folded();
+    for (name, waited) in CALLERS.into_iter().zip(waited) {
+        // The caller also sends, which can take its time.
+        let is_receive =
+            |frames: &[String]| frames.last().is_some_and(|leaf| leaf.starts_with("[sock.recv]"));
+        let leads_through = |frames: &[String]| frames.iter().any(|frame| frame == name);
+        let through = folded.iter().filter(|(frames, _)| is_receive(frames) && leads_through(frames));
+        let weight: u64 = through.map(|(_, ns)| ns).sum();
+        assert_eq!(weight, waited, "{name}");
     }
 }

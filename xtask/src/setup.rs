@@ -36,6 +36,10 @@ pub struct Compiler {
 const PROGRAMS: &[(&str, &str)] = &[
     ("cc", "gcc libc6-dev"),
     ("g++", "g++"),
+    ("objcopy", "binutils"),
+    ("xz", "xz-utils"),
+    ("musl-gcc", "musl-tools"),
+    ("chroot", "coreutils"),
     ("ip", "iproute2"),
     ("strace", "strace"),
     ("python3", "python3"),

@@ -4,9 +4,10 @@
 //!   nothing; sleeping; `futex` with a bit set, which is what condition variables use, unless the word looks like a
 //!   contended lock. But a program that looks at a non-blocking socket by turns and sleeps in between waits for the
 //!   peer all the time.
-//! - `lock`: `futex` on a word that names the thread of the same process that holds it: glibc's mutexes, and those that
-//!   inherit priority. A word of another kind (Rust, Go, locks inside of libc) does not tell who holds it, nor for
-//!   certain that it is a lock: such a wait is an other wait, or idle where the stack names a condition variable.
+//! - `lock`: the interpreter lock of CPython, as the stack shows it; and `futex` on a word that names the thread of the
+//!   same process that holds it: glibc's mutexes, and those that inherit priority. A word of another kind (Rust, Go,
+//!   locks inside of libc) does not tell who holds it, nor for certain that it is a lock: such a wait is an other wait,
+//!   or idle where the stack names a condition variable.
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
@@ -74,6 +75,12 @@ impl Slot {
         }
     }
 
+    /// A wait for a lock: on no socket.
+    fn of_lock() -> Slot {
+        let nothing = Awaited { socket: SocketId(u32::MAX), state: 0, interest: Interest::Read };
+        Slot::new(nothing, NameId::default(), Cause::Lock)
+    }
+
     pub fn cause_at(&self, time_ns: u64) -> Cause {
         if time_ns < self.connected_ns {
             Cause::TcpConnect
@@ -111,9 +118,8 @@ pub fn is_still_under_way(ret: i32) -> bool {
 const CONDITION_FRAMES: usize = 8;
 
 fn classify_futex(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
-    if wait.owner != 0 {
-        let nobody = Awaited { socket: SocketId(u32::MAX), state: 0, interest: Interest::Read };
-        slots.push(Slot::new(nobody, NameId::default(), Cause::Lock));
+    if wait.owner != 0 || context.model.python.gil.contains(&wait.user_stack) {
+        slots.push(Slot::of_lock());
         return Verdict::Stall;
     }
     let contended = wait.arg & FUTEX_CONTENDED != 0;
@@ -202,6 +208,8 @@ fn slot_of(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketIn
     match info.class {
         // Nobody listens there, which is how most machines are set up.
         SocketClass::UnixResolver if wait.call == Call::Connect && wait.ret < 0 => None,
+        // After such a connect; nobody answers a close either.
+        SocketClass::UnixResolver if wait.call == Call::Close => None,
         SocketClass::UnixResolver => Some(Slot::new(awaited, info.name, Cause::DnsResolve)),
         SocketClass::Inet => match info.transport {
             Transport::Tcp => tcp_slot(context, wait, awaited, info),

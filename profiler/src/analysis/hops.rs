@@ -1,12 +1,12 @@
 //! The table of peers by address: round-trip times, retransmissions, bytes, and how far away they are.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
+use super::places::{Place, Places, Relation};
 use super::report::{Distribution, HopRow};
 use crate::model::Model;
 use crate::model::socket::{Transport, known_peer, plain_address, state, transport};
-use crate::model::topology::{Rack, Topology};
 use crate::trace::record::{Ends, Socket, SocketSample};
 
 /// The peer's address, and our own where it is known.
@@ -14,6 +14,12 @@ fn ends(socket: &Socket) -> Option<(SocketAddr, SocketAddr)> {
     let Ends::Inet { local, peer } = &socket.ends else { return None };
     let connected = transport(socket) == Transport::Tcp && socket.state != state::LISTEN;
     known_peer(*peer).filter(|_| connected).map(|peer| (plain_address(*local), peer))
+}
+
+/// The address whose round-trip time a sample is.
+pub(super) fn sampled_peer(sample: &SocketSample) -> Option<IpAddr> {
+    let (_, peer) = ends(&sample.socket)?;
+    (sample.socket.state != state::SYN_SENT).then(|| peer.ip())
 }
 
 /// Counters of one connection at its first and last sample.
@@ -39,7 +45,6 @@ impl Counters {
 
 #[derive(Default)]
 struct Hop {
-    local: Option<IpAddr>,
     rtts: Vec<u64>,
     /// Retransmissions seen one by one.
     events: u64,
@@ -47,22 +52,34 @@ struct Hop {
     bytes: u64,
 }
 
-/// Rows by peer address, the most bytes first. `jitter_ns` is the deviation of the smoothed times that the
-/// kernel keeps, so it is a lower bound of that of single packets.
-pub fn hop_rows(model: &Model, topology: Option<&Topology>) -> Vec<HopRow> {
-    let hops = collect(model);
-    let own = own_addresses(model);
-    let total: u64 = hops.values().map(|hop| hop.bytes).fold(0, u64::saturating_add);
-    let mut rows: Vec<HopRow> = hops
+impl Hop {
+    fn add(&mut self, other: Hop) {
+        self.rtts.extend(other.rtts);
+        self.events = self.events.saturating_add(other.events);
+        self.counted = self.counted.saturating_add(other.counted);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
+/// Rows by peer address, the most bytes first; where the recorded processes sit in several racks, by relation
+/// too, since a peer is near for some of them and far for others. `jitter_ns` is the deviation of the smoothed
+/// times that the kernel keeps, so it is a lower bound of that of single packets.
+pub fn hop_rows(model: &Model, places: &Places) -> Vec<HopRow> {
+    let mut merged: BTreeMap<(IpAddr, Relation), (Place, Hop)> = BTreeMap::new();
+    for ((peer, local), hop) in collect(model) {
+        let place = places.of_connection(Some(local), peer);
+        merged.entry((peer, place.relation)).or_insert_with(|| (place, Hop::default())).1.add(hop);
+    }
+    let total: u64 = merged.values().map(|(_, hop)| hop.bytes).fold(0, u64::saturating_add);
+    let mut rows: Vec<HopRow> = merged
         .into_iter()
-        .map(|(peer, hop)| {
-            let place = Place::of(model, topology, &own, peer, hop.local);
+        .map(|((peer, relation), (place, hop))| {
             let rtt = Distribution::of(hop.rtts);
             HopRow {
                 peer: peer.to_string(),
                 host: place.host,
                 rack: place.rack,
-                relation: place.relation.to_owned(),
+                relation: relation.name().to_owned(),
                 relation_evidence: place.evidence.to_owned(),
                 transport: "tcp".to_owned(),
                 device: None,
@@ -78,8 +95,9 @@ pub fn hop_rows(model: &Model, topology: Option<&Topology>) -> Vec<HopRow> {
     rows
 }
 
-fn collect(model: &Model) -> BTreeMap<IpAddr, Hop> {
-    let mut hops: BTreeMap<IpAddr, Hop> = BTreeMap::new();
+/// By the peer's address and our own.
+fn collect(model: &Model) -> BTreeMap<(IpAddr, IpAddr), Hop> {
+    let mut hops: BTreeMap<(IpAddr, IpAddr), Hop> = BTreeMap::new();
     // By inode and ends: one that is connected anew counts from 0 again.
     let mut connections: HashMap<(u64, SocketAddr, SocketAddr), Connection> = HashMap::new();
     for sample in &model.samples {
@@ -87,8 +105,7 @@ fn collect(model: &Model) -> BTreeMap<IpAddr, Hop> {
         if sample.socket.state == state::SYN_SENT {
             continue;
         }
-        let hop = hops.entry(peer.ip()).or_default();
-        hop.local.get_or_insert(local.ip());
+        let hop = hops.entry((peer.ip(), local.ip())).or_default();
         if sample.rtt_ns != 0 {
             hop.rtts.push(sample.rtt_ns);
         }
@@ -99,8 +116,8 @@ fn collect(model: &Model) -> BTreeMap<IpAddr, Hop> {
             .and_modify(|connection| connection.last = last)
             .or_insert(Connection { first, last });
     }
-    for ((_, _, peer), Connection { first, last }) in connections {
-        let hop = hops.entry(peer.ip()).or_default();
+    for ((_, local, peer), Connection { first, last }) in connections {
+        let hop = hops.entry((peer.ip(), local.ip())).or_default();
         hop.bytes = hop.bytes.saturating_add(last.bytes.saturating_sub(first.bytes));
         let retransmits = last.retransmits.saturating_sub(first.retransmits);
         hop.counted = hop.counted.saturating_add(retransmits);
@@ -110,78 +127,19 @@ fn collect(model: &Model) -> BTreeMap<IpAddr, Hop> {
         if let Some((local, peer)) =
             ends(&retransmit.socket).filter(|_| retransmit.socket.state != state::SYN_SENT)
         {
-            let hop = hops.entry(peer.ip()).or_default();
-            hop.local.get_or_insert(local.ip());
-            hop.events += 1;
+            hops.entry((peer.ip(), local.ip())).or_default().events += 1;
         }
     }
     hops
-}
-
-/// Addresses that the target's sockets are bound to.
-fn own_addresses(model: &Model) -> HashSet<IpAddr> {
-    let of_waits = model.sockets.iter().filter_map(|info| info.local);
-    let of_samples = model.samples.iter().filter_map(|sample| match &sample.socket.ends {
-        Ends::Inet { local, .. } => Some(plain_address(*local)),
-        _ => None,
-    });
-    of_waits.chain(of_samples).map(|local| local.ip()).filter(|ip| !ip.is_unspecified()).collect()
-}
-
-/// Where a peer is, seen from this host.
-struct Place {
-    host: Option<String>,
-    rack: Option<String>,
-    relation: &'static str,
-    evidence: &'static str,
-}
-
-impl Place {
-    /// The connection's own two addresses come first, then what the topology says of both, then whether the
-    /// peer's address is one of the target's own: namespaces that stand for hosts have addresses that
-    /// are all the target's own, and the file that places them in racks is meant.
-    fn of(
-        model: &Model,
-        topology: Option<&Topology>,
-        own: &HashSet<IpAddr>,
-        peer: IpAddr,
-        local: Option<IpAddr>,
-    ) -> Place {
-        let here = topology.and_then(|topology| {
-            let by_address = local.and_then(|local| topology.rack_of_address(local));
-            by_address.or_else(|| topology.rack_of_host(&model.host.name))
-        });
-        let there = topology.and_then(|topology| topology.rack_of_address(peer));
-        let (relation, evidence) = if peer.is_loopback() || local == Some(peer) {
-            ("same-host", "address")
-        } else if let (Some(here), Some(there)) = (here, there) {
-            (if here.name == there.name { "same-rack" } else { "cross-rack" }, "topology")
-        } else if own.contains(&peer) {
-            ("same-host", "address")
-        } else {
-            ("unknown", "none")
-        };
-        Place {
-            host: there.and_then(|rack| host_of(rack, peer)),
-            rack: there.map(|rack| rack.name.clone()),
-            relation,
-            evidence,
-        }
-    }
-}
-
-/// The host's name, where the topology lists its address as a host.
-fn host_of(rack: &Rack, peer: IpAddr) -> Option<String> {
-    let peer = peer.to_string();
-    rack.hosts.iter().find(|host| **host == peer).cloned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::analysis::{AnalysisOptions, analyse, report::TraceState};
-    use crate::model::fixture::{Trace, connecting, listener, sample, tcp, udp};
-    use crate::trace::record::{Host, Record};
+    use crate::model::fixture::{Trace, connecting, listener, sample, sample_of, tcp, udp};
+    use crate::model::topology::Topology;
+    use crate::trace::record::{Host, Record, TopologyFile};
 
     fn rows(trace: &Trace, topology: Option<&str>) -> Vec<HopRow> {
         let topology = topology.map(|text| Topology::parse(text).unwrap());
@@ -285,9 +243,78 @@ mod tests {
                 ("10.0.1.1", Some("A"), "same-rack", "topology"),
                 ("10.0.2.9", Some("B"), "cross-rack", "topology"),
                 ("10.0.3.1", None, "unknown", "none"),
-                ("127.0.0.1", None, "same-host", "address"),
+                ("127.0.0.1", Some("A"), "same-host", "address"),
             ]
         );
         assert_eq!(rows[1].host.as_deref(), Some("10.0.2.9"));
+    }
+
+    #[test]
+    fn a_peer_that_is_near_for_one_process_and_far_for_another_has_two_rows() {
+        const FILE: &str = "10.0.1.1 A\n10.0.1.2 A\n10.0.2.1 B\n10.0.2.2 B\n";
+        let mut trace = Trace::new();
+        for (pid, local, rtt_ns) in
+            [(7, "10.0.1.1:40", 100), (8, "10.0.2.1:40", 900), (9, "10.0.2.2:40", 700)]
+        {
+            let sample = sample_of(pid, local, tcp(1, "10.0.1.2:80"));
+            let bytes_acked = rtt_ns;
+            trace.add(Record::Socket(SocketSample {
+                rtt_ns,
+                bytes_acked,
+                at_start: false,
+                time_ns: 1500,
+                ..sample
+            }));
+        }
+        let rows = rows(&trace, Some(FILE));
+        let far = (rows[0].relation.as_str(), rows[0].rtt.count, rows[0].rtt.max_ns, rows[0].bytes);
+        assert_eq!(far, ("cross-rack", 2, 900, 1600));
+        let near = (rows[1].relation.as_str(), rows[1].rtt.count, rows[1].rtt.max_ns, rows[1].bytes);
+        assert_eq!(near, ("same-rack", 1, 100, 100));
+    }
+
+    #[test]
+    fn the_topology_of_the_trace_is_used_unless_another_is_given() {
+        let mut trace = Trace::new();
+        let file = |text: &str| TopologyFile { path: "racks".into(), text: text.into() };
+        trace.add(Record::Topology(file("10.0.0.1 A\n10.0.1.1 B\n"))).add(sample(
+            1500,
+            9,
+            4,
+            false,
+            tcp(1, "10.0.1.1:80"),
+        ));
+        assert_eq!(place(&rows(&trace, None)[0]), ("10.0.1.1", Some("B"), "cross-rack", "topology"));
+        let other = "10.0.0.1 A\n10.0.1.1 A\n";
+        assert_eq!(place(&rows(&trace, Some(other))[0]), ("10.0.1.1", Some("A"), "same-rack", "topology"));
+    }
+
+    #[test]
+    fn peers_that_the_topology_does_not_place_are_told() {
+        let mut trace = Trace::new();
+        trace.add(sample(1500, 9, 4, false, tcp(1, "10.0.1.1:80"))).add(sample(
+            1500,
+            9,
+            3,
+            false,
+            tcp(2, "10.0.2.9:80"),
+        ));
+        let topology = Topology::parse("10.0.0.1 A\n10.0.1.1 B\n").unwrap();
+        let options = AnalysisOptions { topology: Some(topology), ..AnalysisOptions::default() };
+        let report = analyse(trace.0.iter().cloned(), TraceState::default(), &options).report;
+        let rows: Vec<_> = report.coverage.probes.iter().map(|row| (&*row.family, &*row.reason)).collect();
+        let reason = "the topology does not tell how far 1 of 2 TCP peers are (10.0.2.9); it needs their addresses and ours";
+        assert_eq!(rows, [("racks", reason)]);
+        assert_eq!(trace.analyse().report.coverage.probes, [], "nobody asked for racks");
+    }
+
+    #[test]
+    fn a_stored_topology_that_cannot_be_read_is_counted_and_not_used() {
+        let mut trace = Trace::new();
+        let file = TopologyFile { path: "racks".into(), text: "10.0.1.1 A B\n[[".into() };
+        trace.add(Record::Topology(file)).add(sample(1500, 9, 4, false, tcp(1, "10.0.1.1:80")));
+        let report = trace.analyse().report;
+        assert_eq!(place(&report.hops[0]), ("10.0.1.1", None, "unknown", "none"));
+        assert_eq!(report.coverage.losses["unreadable_topology"], 1);
     }
 }

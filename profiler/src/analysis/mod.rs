@@ -12,6 +12,7 @@ use crate::trace::record::Record;
 pub mod classify;
 pub mod connects;
 pub mod context;
+pub mod diff;
 pub mod distribution;
 pub mod dns;
 pub mod dns_wait;
@@ -19,6 +20,7 @@ pub mod far_end;
 pub mod findings;
 pub mod hops;
 pub mod partition;
+pub mod places;
 pub mod report;
 pub mod sections;
 pub mod sockets;
@@ -26,10 +28,13 @@ pub mod stall;
 pub mod stalls;
 pub mod thread_rows;
 
+/// Loss of a topology that the trace has and that cannot be read.
+const UNREADABLE_TOPOLOGY: &str = "unreadable_topology";
+
 /// What the analysis needs besides the trace.
 #[derive(Clone, Debug, Default)]
 pub struct AnalysisOptions {
-    /// Without it racks and relations beyond the same host are unknown.
+    /// Counts above the one in the trace. Without any, racks and relations beyond the same host are unknown.
     pub topology: Option<Topology>,
     pub thresholds: findings::Thresholds,
 }
@@ -46,6 +51,8 @@ pub struct Analysis {
     pub processes: HashMap<u32, String>,
     /// Thread names by tid.
     pub threads: HashMap<u32, String>,
+    /// Where the peers are.
+    pub places: places::Places,
 }
 
 /// Analyses a trace. `state` is what the reader said of the file.
@@ -58,7 +65,9 @@ pub fn analyse(
 }
 
 /// Analyses what a trace says.
-pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions) -> Analysis {
+pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOptions) -> Analysis {
+    let topology = options.topology.clone().or_else(|| stored_topology(&mut model));
+    let places = places::Places::new(&model, topology);
     let context = Context::new(&model);
     let partitions: Vec<ThreadPartition> =
         model.threads.iter().map(|track| partition::partition(&context, track)).collect();
@@ -81,14 +90,18 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
         dns: dns.rows.clone(),
         connects: connects.rows(&model, &partitions),
         sockets: sockets::socket_rows(&model, &partitions),
-        hops: hops::hop_rows(&model, options.topology.as_ref()),
+        hops: hops::hop_rows(&model, &places),
         clock: sections::clock(),
         ..Report::default()
     };
+    report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
+    report.coverage.python = sections::python(&model, &stalls);
+
     let far_ends = far_end::FarEnds::new(&model);
-    let surroundings = findings::Surroundings { environment: &model.environment, far_ends: &far_ends };
+    let surroundings =
+        findings::Surroundings { environment: &model.environment, far_ends: &far_ends, places: &places };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 
     Analysis {
@@ -97,5 +110,16 @@ pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions)
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
         threads: model.thread_names,
+        places,
     }
+}
+
+/// The topology in the trace. One that cannot be read is damage, and counted as such.
+fn stored_topology(model: &mut Model) -> Option<Topology> {
+    let file = model.topology.take()?;
+    let topology = Topology::parse(&file.text).ok();
+    if topology.is_none() {
+        model.losses.insert(UNREADABLE_TOPOLOGY.to_owned(), (1, false));
+    }
+    topology
 }

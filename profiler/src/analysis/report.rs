@@ -95,12 +95,34 @@ pub struct CoverageRow {
     pub lost_events: u64,
     pub truncated_stacks: u64,
     pub unmatched_completions: u64,
+    /// Different places in code (space, module, offset) that the stacks of the trace lead through and that have no
+    /// name.
     pub unresolved_frames: u64,
     pub below_min_stall: BelowMinStall,
     /// Every call of the target that the probes saw, also those far below `--min-stall`.
     pub syscalls_seen: std::collections::BTreeMap<String, u64>,
     /// Every kind of loss by name (an addition to the contract).
     pub losses: std::collections::BTreeMap<String, u64>,
+    /// Stalls in Python programs; absent where there are none (an addition to the contract).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub python: Option<PythonCoverage>,
+}
+
+/// Which stalls have Python functions in their stacks. Stalls of threads that ran no Python are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PythonCoverage {
+    /// Stalls with functions, and their time.
+    pub with: StallSum,
+    /// Those of them whose functions stand in one block, since the native frames do not tell their places.
+    pub unmatched: StallSum,
+    /// Stalls with the interpreter's frames only: too short for a look, or it could not be read.
+    pub without: StallSum,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StallSum {
+    pub count: u64,
+    pub stalled_ns: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

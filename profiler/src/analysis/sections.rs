@@ -1,10 +1,12 @@
 //! The parts of the report that say what was recorded, where, and how completely.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::report::{
-    BelowMinStall, ClockRow, CoverageRow, EnvironmentRow, HostRow, ProbeRow, RankRow, TargetRow,
+    BelowMinStall, ClockRow, CoverageRow, EnvironmentRow, HostRow, ProbeRow, PythonCoverage, RankRow,
+    StallSum, TargetRow,
 };
+use super::stall::Stall;
 use crate::model::Model;
 
 /// Launchers' names for a process's rank and the number of ranks, the best first.
@@ -63,10 +65,6 @@ pub fn coverage(model: &Model) -> CoverageRow {
         reason: coverage.reason.clone(),
     });
     let lost = model.losses.values().filter(|(_, events)| *events).map(|(count, _)| *count);
-    let unresolved = model
-        .stacks
-        .values()
-        .map(|stack| stack.frames.iter().filter(|frame| frame.function.is_empty()).count() as u64);
     let mut below_min_stall = BelowMinStall::default();
     for call in &model.calls {
         below_min_stall.count = below_min_stall.count.saturating_add(call.below);
@@ -78,11 +76,41 @@ pub fn coverage(model: &Model) -> CoverageRow {
         lost_events: lost.fold(0, u64::saturating_add),
         truncated_stacks: model.stacks.values().filter(|stack| stack.truncated).count() as u64,
         unmatched_completions: 0,
-        unresolved_frames: unresolved.sum(),
+        unresolved_frames: places_without_a_name(model),
         below_min_stall,
         syscalls_seen: seen.map(|call| (call.call.name().to_owned(), call.seen)).collect(),
         losses: model.losses.iter().map(|(what, (count, _))| (what.clone(), *count)).collect(),
+        python: None,
     }
+}
+
+/// Places in code that the trace's stacks have no name for, each counted once however many stacks lead through it.
+fn places_without_a_name(model: &Model) -> u64 {
+    let frames =
+        model.stacks.values().flat_map(|stack| stack.frames.iter().map(move |frame| (stack.space, frame)));
+    let unnamed = frames.filter(|(_, frame)| frame.function.is_empty());
+    unnamed.map(|(space, frame)| (space, &frame.module, frame.offset)).collect::<HashSet<_>>().len() as u64
+}
+
+/// How many stalls have Python functions; `None` where no stall has anything to do with Python.
+pub fn python(model: &Model, stalls: &[Stall]) -> Option<PythonCoverage> {
+    let mut coverage = PythonCoverage::default();
+    let add = |sum: &mut StallSum, stall: &Stall| {
+        sum.count += 1;
+        sum.stalled_ns = sum.stalled_ns.saturating_add(stall.weight_ns);
+    };
+    for stall in stalls.iter().filter(|stall| stall.user_stack != 0) {
+        let stack = &stall.user_stack;
+        if model.python.with.contains(stack) {
+            add(&mut coverage.with, stall);
+        } else if model.python.without.contains(stack) {
+            add(&mut coverage.without, stall);
+        }
+        if model.python.unmatched.contains(stack) {
+            add(&mut coverage.unmatched, stall);
+        }
+    }
+    (coverage != PythonCoverage::default()).then_some(coverage)
 }
 
 /// One trace has one clock: there is nothing to align and no error. Traces of several hosts are aligned
@@ -138,9 +166,13 @@ mod tests {
 
     #[test]
     fn coverage_adds_up_what_is_missing() {
-        let frame = |function: &str| Frame { function: function.into(), ..Frame::default() };
-        let stack = |id, truncated, names: &[&str]| {
-            let frames = names.iter().map(|name| frame(name)).collect();
+        let frame = |&(function, module, offset): &(&str, &str, u64)| Frame {
+            function: function.into(),
+            module: module.into(),
+            offset,
+        };
+        let stack = |id, truncated, frames: &[(&str, &str, u64)]| {
+            let frames = frames.iter().map(frame).collect();
             Record::Stack(Stack { id, space: Space::User, frames, truncated })
         };
         let probe = |state, reason: &str| {
@@ -152,8 +184,9 @@ mod tests {
         let model = Trace::new()
             .add(probe(FamilyState::On, ""))
             .add(probe(FamilyState::Partial, "no io_uring"))
-            .add(stack(1, true, &["recv", ""]))
-            .add(stack(2, false, &["", "", "main"]))
+            .add(stack(1, true, &[("recv", "libc", 0), ("", "job", 16)]))
+            // The first one is there already, the second is another place, the third another module's.
+            .add(stack(2, false, &[("", "job", 16), ("", "job", 32), ("", "lib", 16), ("main", "job", 0)]))
             .add(loss("wait_ring_full", 3, true))
             .add(loss("dns_ring_full", 4, true))
             .add(loss("stack_truncated", 9, false))

@@ -21,7 +21,13 @@ pub fn dns_waits(model: &Model, partitions: &[ThreadPartition]) -> Vec<DnsWait> 
     waits
 }
 
-fn dns_wait(model: &Model, thread: u32, track: &ThreadTrack, wait: &WaitSpan, piece: &Piece) -> DnsWait {
+pub(super) fn dns_wait(
+    model: &Model,
+    thread: u32,
+    track: &ThreadTrack,
+    wait: &WaitSpan,
+    piece: &Piece,
+) -> DnsWait {
     let info = model.sockets.get(piece.socket);
     DnsWait {
         wait: WaitId { thread, index: piece.wait },
@@ -59,6 +65,7 @@ pub fn stalls(
             Cause::TcpConnect => connects.outcome(model, track, piece).detail(),
             Cause::TcpRetransmit if piece.interest == Interest::Write => "send".to_owned(),
             Cause::TcpRetransmit => "recv".to_owned(),
+            Cause::Lock if model.python.gil.contains(&wait.user_stack) => "GIL".to_owned(),
             Cause::Lock => match model.thread_names.get(&wait.owner) {
                 Some(name) => format!("held by {name}"),
                 None => format!("held by thread {}", wait.owner),

@@ -43,7 +43,7 @@ fn thread_row(model: &Model, track: &ThreadTrack, partition: &ThreadPartition) -
 }
 
 /// Running and runnable time between the first and the last look; from 0 for a thread born meanwhile.
-fn cpu_times(track: &ThreadTrack) -> (u64, u64) {
+pub(super) fn cpu_times(track: &ThreadTrack) -> (u64, u64) {
     let Some((first, last)) = track.times else { return (0, 0) };
     if track.born {
         return (last.running_ns, last.runnable_ns);
@@ -108,7 +108,7 @@ const LOOK_AHEAD: usize = 64;
 /// An event loop reads until there is nothing more, and then sleeps in `epoll_wait` until the same
 /// descriptor has something. That is one wait and not two: the sleep, with what little the look before it
 /// has outside of it.
-fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u64) -> bool {
+pub(super) fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u64) -> bool {
     let index = index as usize;
     let Some(wait) = track.waits.get(index).filter(|wait| wait.flags.nonblocking) else { return false };
     if held_ns.saturating_mul(2) >= clipped(track, wait).len() {

@@ -30,6 +30,8 @@ pub enum Command {
     Flame(FlameArgs),
     /// Say where the waiting comes from, as text, JSON or HTML
     Report(ReportArgs),
+    /// Say what changed between two recordings, or two sets of them
+    Diff(DiffArgs),
     /// Write a trace for other programs
     Export(ExportArgs),
     /// Say what this machine and a process allow, and what to do about each lack
@@ -54,7 +56,7 @@ pub struct RecordArgs {
     /// Shorter waits that did not fail are counted, and not recorded one by one
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "100us")]
     pub min_stall: Duration,
-    /// Racks and their hosts, for the summary (TOML, or lines `host rack`)
+    /// Racks and their hosts, kept in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
     /// Load nothing into the target; this version never does
@@ -92,6 +94,9 @@ pub struct FlameArgs {
     /// What the frames are: the call stacks, the causes, or the other ends
     #[arg(long, value_name = "stack|cause|peer", default_value_t)]
     pub view: View,
+    /// Racks and their hosts, in place of those in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
+    #[arg(long, value_name = "FILE")]
+    pub topology: Option<PathBuf>,
     #[command(flatten)]
     pub filter: FilterArgs,
 }
@@ -125,12 +130,45 @@ pub struct ReportArgs {
     /// The report to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Racks and their hosts (TOML, or lines `host rack`)
+    /// Racks and their hosts, in place of those in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
     /// Thresholds of the findings, where they differ from the defaults (TOML; docs/findings.md has them all)
     #[arg(long, value_name = "FILE")]
     pub thresholds: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    Text,
+    Json,
+    /// A flame graph of both sides: orange is longer after, blue is shorter
+    Svg,
+    Html,
+}
+
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// A recording from before the change
+    #[arg(value_name = "BEFORE")]
+    pub trace_before: Option<PathBuf>,
+    /// A recording from after it
+    #[arg(value_name = "AFTER")]
+    pub trace_after: Option<PathBuf>,
+    /// More recordings from before: they show how much one run differs from the next
+    #[arg(long, value_name = "TRACE", num_args = 1..)]
+    pub before: Vec<PathBuf>,
+    /// More recordings from after
+    #[arg(long, value_name = "TRACE", num_args = 1..)]
+    pub after: Vec<PathBuf>,
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: DiffFormat,
+    /// The file to write [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Exit with status 3 where stalls became longer by more than this and it is significant
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    pub fail_above: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -168,7 +206,7 @@ pub struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Folder for demo.stall, flame.svg and report.txt
+    /// Folder for demo.stall, racks.txt, flame.svg and report.txt
     #[arg(short, long, value_name = "DIR", default_value = "demo")]
     pub output: PathBuf,
     /// Length of the recording
@@ -190,6 +228,15 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than nothing".to_owned()),
         duration => Ok(duration),
+    }
+}
+
+/// `5%`, as 0.05.
+fn ratio(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse::<f64>().ok());
+    match number {
+        Some(value) if value.is_finite() && value >= 0.0 => Ok(value / 100.0),
+        _ => Err("ratios are written 5%, and are not below 0%".to_owned()),
     }
 }
 
@@ -285,6 +332,11 @@ mod tests {
             "flame x.stall --view side",
             "flame x.stall --cause weather",
             "report x.stall --format clay",
+            "diff a.stall b.stall --fail-above 5",
+            "diff a.stall b.stall --fail-above -5%",
+            "diff a.stall b.stall --format clay",
+            "diff a.stall b.stall c.stall",
+            "diff --before",
             "export x.stall",
             "demo stray",
         ] {
@@ -314,6 +366,21 @@ mod tests {
     fn doctor_takes_a_process_and_a_format() {
         let Ok(Command::Doctor(args)) = parse("doctor --pid 7 --format json") else { panic!("not doctor") };
         assert_eq!((args.pid, args.format), (Some(7), DoctorFormat::Json));
+    }
+
+    #[test]
+    fn diff_takes_one_or_several_recordings_a_side() {
+        let diff = |arguments: &str| match parse(&format!("diff {arguments}")) {
+            Ok(Command::Diff(args)) => args,
+            other => panic!("{other:?}"),
+        };
+        let args = diff("a.stall b.stall --fail-above 2.5% --format json");
+        assert_eq!((args.trace_before, args.trace_after), (Some("a.stall".into()), Some("b.stall".into())));
+        assert_eq!((args.fail_above, args.format), (Some(0.025), DiffFormat::Json));
+        let args = diff("--before a.stall b.stall --after c.stall --after d.stall -o x");
+        assert_eq!(args.before, ["a.stall", "b.stall"].map(PathBuf::from));
+        assert_eq!(args.after, ["c.stall", "d.stall"].map(PathBuf::from));
+        assert_eq!((args.trace_before, args.fail_above), (None, None));
     }
 
     #[test]

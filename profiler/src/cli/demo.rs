@@ -7,7 +7,7 @@ use super::args::DemoArgs;
 use super::error::CliError;
 use super::load::load_analysis;
 use super::output::write_output;
-use super::record::{Standard, conclude, note};
+use super::record::{Standard, choose_topology, conclude, note};
 use crate::demo::{Demo, run_workload};
 use crate::record::{RecordOptions, TargetChoice, record};
 use crate::render::RenderError;
@@ -25,9 +25,17 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
     let folder = &args.output;
     fs::create_dir_all(folder).map_err(|error| CliError::output(&folder.display().to_string(), &error))?;
     let trace = folder.join("demo.stall");
-    note("starting a small job in network namespaces: a gather with a late rank, a dead and a slow resolver");
+    note(
+        "starting a small job in network namespaces: a gather over two racks with a late rank, a dead and a slow resolver",
+    );
     let mut job = Demo::start()?;
+    if let Err(error) = job.link() {
+        note(&format!("without a slow way between its racks: {error}"));
+    }
     job.wait_ready(PATIENCE)?;
+    let racks = folder.join("racks.txt");
+    write_output(Some(&racks), |out| out.write_all(Demo::topology().as_bytes()).map_err(RenderError::from))?;
+    let topology = choose_topology(&racks)?;
     let options = RecordOptions {
         target: TargetChoice::Pids(vec![job.pid()]),
         duration: Some(args.duration),
@@ -36,11 +44,12 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         follow: true,
         unavailable: Vec::new(),
         dns: true,
+        topology: Some(topology),
         verbose: false,
     };
     let recording = record(&options, &mut Standard)?;
     job.stop();
-    match conclude(&recording, &trace, None) {
+    match conclude(&recording, &trace) {
         Err(error) if error.code != 0 => return Err(error),
         _ => {}
     }

@@ -309,7 +309,7 @@ pub fn write_text(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> 
 }
 
 pub fn write_json(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, diagnosis)?;
+    serde_json::to_writer_pretty(crate::render::json::Escaping(&mut *out), diagnosis)?;
     writeln!(out)
 }
 

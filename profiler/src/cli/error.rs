@@ -14,6 +14,8 @@ use crate::trace::TraceError;
 pub const FAILED: u8 = 1;
 /// Wrong usage.
 pub const USAGE: u8 = 2;
+/// `diff --fail-above`: stalls became longer by more than is allowed.
+pub const REGRESSION: u8 = 3;
 /// `record -- COMMAND`: the recording failed, as against the command.
 pub const RECORDING_FAILED: u8 = 125;
 

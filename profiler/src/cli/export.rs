@@ -9,6 +9,7 @@ use super::load::load_analysis;
 use super::output::{keep_inputs, write_output};
 use crate::render::RenderError;
 use crate::render::folded::fold_lines;
+use crate::render::json::Escaping;
 use crate::render::tree::FlameOptions;
 use crate::trace::TraceReader;
 
@@ -47,11 +48,11 @@ fn write_records<R: Read>(reader: &mut TraceReader<R>, out: &mut dyn Write) -> i
     let mut separator = "\n";
     for record in reader.by_ref() {
         out.write_all(separator.as_bytes())?;
-        serde_json::to_writer(&mut *out, &record)?;
+        serde_json::to_writer(Escaping(&mut *out), &record)?;
         separator = ",\n";
     }
     out.write_all(b"\n],\"trace\":")?;
-    serde_json::to_writer(&mut *out, &reader.state())?;
+    serde_json::to_writer(Escaping(&mut *out), &reader.state())?;
     out.write_all(b"}\n")
 }
 

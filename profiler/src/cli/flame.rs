@@ -1,6 +1,7 @@
 //! `stallscope flame`.
 
 use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
 
 use super::args::{FilterArgs, FlameArgs};
 use super::error::CliError;
@@ -14,8 +15,9 @@ pub fn run(args: &FlameArgs) -> Result<(), CliError> {
         let error = CliError::usage("the picture would go to the terminal");
         return Err(error.with_help("name a file: -o flame.svg; or -o - if the terminal is meant"));
     }
-    keep_inputs(args.output.as_deref(), [args.trace.as_path()])?;
-    let analysis = load_analysis(&args.trace, None)?;
+    let inputs = std::iter::once(&args.trace).chain(&args.topology).map(PathBuf::as_path);
+    keep_inputs(args.output.as_deref(), inputs)?;
+    let analysis = load_analysis(&args.trace, args.topology.as_deref())?;
     let options = flame_options(args.view, &args.filter);
     write_output(args.output.as_deref(), |out| write_svg(&analysis, &options, out))
 }

@@ -8,6 +8,7 @@ use log::LevelFilter;
 
 pub mod args;
 pub mod demo;
+pub mod diff;
 pub mod doctor;
 pub mod error;
 pub mod export;
@@ -42,6 +43,7 @@ fn run_command(command: &Command) -> Result<u8, CliError> {
         Command::Record(args) => return record::run(args),
         Command::Flame(args) => flame::run(args)?,
         Command::Report(args) => report::run(args)?,
+        Command::Diff(args) => return diff::run(args),
         Command::Export(args) => export::run(args)?,
         Command::Demo(args) => demo::run(args)?,
         Command::Doctor(args) => return doctor::run(args),

@@ -12,7 +12,7 @@ use super::error::{CliError, RECORDING_FAILED};
 use super::load::{load_analysis, load_topology};
 use super::output::{keep_inputs, write_output};
 use super::report::colours_wanted;
-use crate::record::{Narrator, RecordOptions, Recording, TargetChoice, record};
+use crate::record::{ChosenTopology, Narrator, RecordOptions, Recording, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::text::{TextOptions, write_summary_with};
 use crate::render::unit;
@@ -22,18 +22,18 @@ const DURATION: Duration = Duration::from_secs(30);
 
 /// Records, and returns the exit status: that of the command, where one was run.
 pub fn run(args: &RecordArgs) -> Result<u8, CliError> {
-    let options = record_options(args);
+    let mut options = record_options(args);
     let failed = if args.target.command.is_empty() { 1 } else { RECORDING_FAILED };
-    run_as(args, &options).map_err(|error| match error.code {
+    run_as(args, &mut options).map_err(|error| match error.code {
         1 => error.with_code(failed),
         _ => error,
     })
 }
 
-fn run_as(args: &RecordArgs, options: &RecordOptions) -> Result<u8, CliError> {
+fn run_as(args: &RecordArgs, options: &mut RecordOptions) -> Result<u8, CliError> {
     // Before anything is recorded, so that a mistake costs no recording.
     keep_inputs(Some(&options.output), args.topology.as_deref())?;
-    args.topology.as_deref().map(load_topology).transpose()?;
+    options.topology = args.topology.as_deref().map(choose_topology).transpose()?;
     let recording = record(options, &mut Standard)?;
     let code = recording.command.map_or(0, status_code);
     if matches!(options.target, TargetChoice::Command(..))
@@ -42,11 +42,21 @@ fn run_as(args: &RecordArgs, options: &RecordOptions) -> Result<u8, CliError> {
     {
         return Err(CliError::new("stopped before the command was started"));
     }
-    match conclude(&recording, &options.output, args.topology.as_deref()) {
+    match conclude(&recording, &options.output) {
         // The reader of the summary is gone; the recording is not.
         Err(error) if error.code == 0 => Ok(code),
         Err(error) => Err(error),
         Ok(()) => Ok(code),
+    }
+}
+
+/// A topology that a trace can keep.
+pub(super) fn choose_topology(path: &Path) -> Result<ChosenTopology, CliError> {
+    let chosen = ChosenTopology { path: path.display().to_string(), topology: load_topology(path)? };
+    match chosen.excess() {
+        None => Ok(chosen),
+        Some(_) => Err(CliError::new(format!("the topology {} is too large for a trace", path.display()))
+            .with_help("record without it, and give it to report and flame")),
     }
 }
 
@@ -62,6 +72,8 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
         follow: !args.no_children,
         unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
         dns: asked("dns"),
+        // A file, which is read when the rest is known to be right.
+        topology: None,
         verbose: args.verbose,
     }
 }
@@ -95,8 +107,8 @@ fn status_code(status: ExitStatus) -> u8 {
 }
 
 /// The summary first: a trace that could not be written to its end has one too.
-pub(super) fn conclude(recording: &Recording, trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
-    let summary = summarise(trace, topology);
+pub(super) fn conclude(recording: &Recording, trace: &Path) -> Result<(), CliError> {
+    let summary = summarise(trace);
     tell(recording, trace);
     match &recording.write_error {
         Some(error) => Err(CliError::from(error)),
@@ -105,11 +117,11 @@ pub(super) fn conclude(recording: &Recording, trace: &Path, topology: Option<&Pa
 }
 
 /// Says what the trace holds. A pipe or a device cannot be read again.
-fn summarise(trace: &Path, topology: Option<&Path>) -> Result<(), CliError> {
+fn summarise(trace: &Path) -> Result<(), CliError> {
     if !std::fs::metadata(trace).is_ok_and(|meta| meta.is_file()) {
         return Ok(());
     }
-    let analysis = load_analysis(trace, topology)?;
+    let analysis = load_analysis(trace, None)?;
     let options = TextOptions { colour: colours_wanted() };
     write_output(None, |out| write_summary_with(&analysis, options, out).map_err(RenderError::from))
 }

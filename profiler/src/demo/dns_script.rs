@@ -14,6 +14,8 @@ pub enum Action {
     Answer { delay: Duration },
     /// The response code of this number with no records, after the delay.
     Code { code: u16, delay: Duration },
+    /// One address, as soon as the server is told to release what it holds; over UDP.
+    Held,
     /// No answer, ever.
     Never,
     /// The first `count` queries of this name and type get no answer, the others one at once.
@@ -95,6 +97,9 @@ pub(super) struct Reply {
     pub answers: bool,
 }
 
+/// The delay of a reply that waits for a word.
+pub(super) const HELD: Duration = Duration::MAX;
+
 /// The replies to `request` under `action`; `earlier` queries of its name and type came before it.
 pub(super) fn replies(request: &Message, action: Action, earlier: usize, over_tcp: bool) -> Vec<Reply> {
     let at = |delay, message: &Message| Reply {
@@ -110,6 +115,7 @@ pub(super) fn replies(request: &Message, action: Action, earlier: usize, over_tc
             let code = ResponseCode::from(0, u8::try_from(code & 0xf).unwrap_or(0));
             vec![at(delay, &without_records(request, code))]
         }
+        Action::Held => vec![at(HELD, &answer(request))],
         Action::Never => Vec::new(),
         Action::DropFirst { count } if earlier < count => Vec::new(),
         Action::NxdomainFirst { count } if earlier < count => {

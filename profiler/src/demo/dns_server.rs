@@ -32,7 +32,7 @@ pub struct QueryRecord {
     pub from: SocketAddr,
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub received_ns: u64,
-    /// When the last byte of the reply that carries its id was handed to the kernel.
+    /// Just before the last byte of the reply that carries its id was handed to the kernel.
     pub answered_ns: Option<u64>,
 }
 
@@ -40,6 +40,7 @@ struct Shared {
     rules: Vec<Rule>,
     log: Mutex<Vec<QueryRecord>>,
     stopping: AtomicBool,
+    released: AtomicBool,
 }
 
 impl Shared {
@@ -70,10 +71,9 @@ impl Shared {
         Some((log.len() - 1, replies(&message, action, earlier, over_tcp)))
     }
 
-    fn answered(&self, index: usize) {
-        let now = monotonic_ns();
+    fn answered(&self, index: usize, at_ns: u64) {
         if let Some(record) = self.log().get_mut(index) {
-            record.answered_ns = Some(now);
+            record.answered_ns = Some(at_ns);
         }
     }
 }
@@ -100,7 +100,8 @@ impl DnsServer {
         let (stop, waker) =
             nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let stop_tcp = stop.try_clone().map_err(failed)?;
-        let shared = Arc::new(Shared { rules, log: Mutex::default(), stopping: AtomicBool::new(false) });
+        let (stopping, released) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { rules, log: Mutex::default(), stopping, released });
         let mut server =
             DnsServer { shared: Arc::clone(&shared), address, waker: Some(waker), threads: Vec::new() };
         let for_udp = Arc::clone(&shared);
@@ -120,6 +121,13 @@ impl DnsServer {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Lets the answers of [`super::Action::Held`] go, from now on; `CLOCK_MONOTONIC` before.
+    pub fn release(&self) -> u64 {
+        let now = monotonic_ns();
+        self.shared.released.store(true, Ordering::Relaxed);
+        now
     }
 
     /// The queries so far, in order of arrival.
@@ -157,10 +165,18 @@ struct Due {
     answers: bool,
 }
 
+/// How often the server looks whether it may release what it holds.
+const GLANCE_NS: u64 = 10_000_000;
+
 fn serve_udp(shared: &Shared, socket: &UdpSocket, stop: &OwnedFd) {
     let mut due: BinaryHeap<Due> = BinaryHeap::new();
     let mut buffer = [0; 4096];
-    while wait(socket.as_fd(), stop, due.peek().map(|first| first.at.0)) {
+    // A held reply is sent soon after the word.
+    let next = |due: &BinaryHeap<Due>| {
+        let first = due.peek()?.at.0;
+        Some(if first == u64::MAX { monotonic_ns() + GLANCE_NS } else { first })
+    };
+    while wait(socket.as_fd(), stop, next(&due)) {
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let arrived = monotonic_ns();
             let Some((index, replies)) =
@@ -176,12 +192,17 @@ fn serve_udp(shared: &Shared, socket: &UdpSocket, stop: &OwnedFd) {
                 answers: reply.answers,
             }));
         }
-        while due.peek().is_some_and(|first| first.at.0 <= monotonic_ns()) {
+        let released = shared.released.load(Ordering::Relaxed);
+        while due
+            .peek()
+            .is_some_and(|first| first.at.0 <= monotonic_ns() || released && first.at.0 == u64::MAX)
+        {
             let Some(reply) = due.pop() else { break };
             // The asker may be gone: then there is nobody to tell.
+            let now = monotonic_ns();
             let sent = socket.send_to(&reply.bytes, reply.to);
             if reply.answers && sent.is_ok() {
-                shared.answered(reply.index);
+                shared.answered(reply.index, now);
             }
         }
     }
@@ -221,9 +242,9 @@ fn serve_connection(shared: &Shared, mut stream: TcpStream, from: SocketAddr) ->
         let Some((index, replies)) = shared.take(&message, from, true) else { continue };
         for reply in replies {
             std::thread::sleep(reply.delay);
-            write_in_pieces(&mut stream, &reply)?;
+            let written = write_in_pieces(&mut stream, &reply)?;
             if reply.answers {
-                shared.answered(index);
+                shared.answered(index, written);
             }
         }
     }
@@ -248,18 +269,21 @@ fn read_or_stop(shared: &Shared, stream: &mut TcpStream, buffer: &mut [u8]) -> i
     Ok(true)
 }
 
-fn write_in_pieces(stream: &mut TcpStream, reply: &Reply) -> io::Result<()> {
+/// The time just before the last piece, `CLOCK_MONOTONIC`.
+fn write_in_pieces(stream: &mut TcpStream, reply: &Reply) -> io::Result<u64> {
     let length = u16::try_from(reply.bytes.len()).map_err(io::Error::other)?;
     let mut framed = length.to_be_bytes().to_vec();
     framed.extend_from_slice(&reply.bytes);
     let piece = framed.len().div_ceil(reply.segments.max(1)).max(1);
+    let mut last = monotonic_ns();
     for (number, bytes) in framed.chunks(piece).enumerate() {
         if number > 0 {
             std::thread::sleep(reply.gap);
         }
+        last = monotonic_ns();
         stream.write_all(bytes)?;
     }
-    Ok(())
+    Ok(last)
 }
 
 /// Waits until `fd` is readable or `until_ns` has come; false when the server stops.

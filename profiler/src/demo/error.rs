@@ -29,6 +29,10 @@ pub enum DemoError {
     Argument { role: String, index: usize },
     #[error("the host number {number} is outside 1..=254")]
     HostNumber { number: u8 },
+    #[error("cannot make the network device {name} from /dev/net/tun: {source}{}", privilege_hint(.source))]
+    Tun { name: String, source: io::Error },
+    #[error("the link at {port} of the demo's bridge did not come up")]
+    LinkDown { port: String },
 }
 
 fn privilege_hint(source: &io::Error) -> &'static str {

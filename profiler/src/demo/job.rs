@@ -11,11 +11,16 @@ use std::time::{Duration, Instant};
 use super::dns_script::{Action, Rule};
 use super::dns_server::DnsServer;
 use super::error::DemoError;
+use super::link::{LinkScript, SlowLink};
 use super::netns::{Host, Network};
 use super::workload::{self, RANKS, READY, ROLES};
 
 /// How late the slow resolver answers.
 pub const SLOW_ANSWER: Duration = Duration::from_millis(400);
+/// How late packets between the two racks are, each way.
+pub const SLOW_HOP: Duration = Duration::from_millis(2);
+/// Hosts with this number and above are in rack B.
+const RACK_B: u8 = 3;
 /// Number of the address where nobody is.
 const DEAD_RESOLVER: u8 = 53;
 const SLOW_RESOLVER: u8 = 54;
@@ -23,12 +28,14 @@ const SLOW_RESOLVER: u8 = 54;
 /// The running workload: one process to attach to, whose children do the roles. Stopped when dropped.
 ///
 /// - `rank0` gathers 64 KiB from `rank1` to `rank3` over TCP, each step; `rank3` sends 60 ms late.
+/// - `rank0` and `rank1` are in rack A, the others in rack B, and the way between the racks is 2 ms long.
 /// - `lookup-dead` asks a resolver address where nobody answers.
 /// - `lookup-slow` asks a resolver that answers after 400 ms.
 pub struct Demo {
     job: Child,
     ready: Receiver<String>,
     resolver: DnsServer,
+    link: Result<SlowLink, DemoError>,
     /// Keep the addresses alive.
     _hosts: Vec<Host>,
 }
@@ -42,9 +49,16 @@ impl Demo {
 
     /// As [`Demo::start`], with the program that does the roles.
     pub fn start_program(program: impl AsRef<OsStr>) -> Result<Demo, DemoError> {
-        let network = Network::new()?;
+        let (network, other_rack) = (Network::new()?, Network::new()?);
+        // Some containers have no /dev/net/tun: then all hosts are at one bridge, which is a job all the same.
+        let link = match SlowLink::bridge(&network, &other_rack, LinkScript::delay(SLOW_HOP)) {
+            Err(error) if !matches!(error, DemoError::Tun { .. }) => return Err(error),
+            link => link,
+        };
+        let is_apart = link.is_ok();
+        let rack = |number| if number >= RACK_B && is_apart { &other_rack } else { &network };
         let ranks: Vec<Host> =
-            (1..=RANKS).map(|number| network.add_host(number)).collect::<Result<_, _>>()?;
+            (1..=RANKS).map(|number| rack(number).add_host(number)).collect::<Result<_, _>>()?;
         let dead = network.add_host(RANKS + 1)?;
         let slow = network.add_host(RANKS + 2)?;
         let resolver_host = network.add_host(SLOW_RESOLVER)?;
@@ -76,7 +90,7 @@ impl Demo {
             None => return Err(DemoError::NotReady { reason: "it has no standard output".into() }),
         };
         hosts.push(resolver_host);
-        Ok(Demo { job, ready, resolver, _hosts: hosts })
+        Ok(Demo { job, ready, resolver, link, _hosts: hosts })
     }
 
     /// The process to attach to.
@@ -103,6 +117,22 @@ impl Demo {
             }
         }
         Ok(())
+    }
+
+    /// Which rank is in which rack, as a topology file.
+    pub fn topology() -> String {
+        let host = |number: u8| {
+            let rack = if number < RACK_B { "A" } else { "B" };
+            format!("10.77.0.{number} {rack}")
+        };
+        let hosts: Vec<String> = (1..=RANKS).map(host).collect();
+        format!("# host rack\n{}\n", hosts.join("\n"))
+    }
+
+    /// The way between the racks, with the log of what went over it: from rack A to rack B and back. Or why there is
+    /// none, and the hosts of both racks are near each other.
+    pub fn link(&self) -> Result<&SlowLink, &DemoError> {
+        self.link.as_ref()
     }
 
     /// The resolver that answers late, with the log of what it was asked.

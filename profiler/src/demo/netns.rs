@@ -11,11 +11,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
+use serde_json::Value;
 
 use super::error::DemoError;
 use super::role::Role;
+
+/// How long a new link may take to pass packets; the kernel's link watcher can wait for a second.
+const LINK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// An anonymous network namespace, alive as long as this descriptor or a process in it.
 #[derive(Clone, Debug)]
@@ -67,8 +72,19 @@ impl Namespace {
 
     /// Runs the lines of `batch` through `ip -batch` inside the namespace.
     pub fn ip(&self, batch: &str) -> Result<(), DemoError> {
+        self.run_ip(&["-batch", "-"], batch).map(drop)
+    }
+
+    /// What `ip` knows of the network interface `name`.
+    fn link(&self, name: &str) -> Result<Value, DemoError> {
+        let text = self.run_ip(&["-json", "-details", "link", "show", "dev", name], "")?;
+        let links: Value = serde_json::from_slice(&text).unwrap_or_default();
+        Ok(links.get(0).cloned().unwrap_or_default())
+    }
+
+    fn run_ip(&self, arguments: &[&str], input: &str) -> Result<Vec<u8>, DemoError> {
         let mut command = Command::new("ip");
-        command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let fd = self.fd.as_raw_fd();
         // SAFETY: setns is a bare system call on a descriptor that outlives the spawn; nothing is allocated.
         unsafe {
@@ -82,16 +98,17 @@ impl Namespace {
         }
         let failed = |source| DemoError::IpMissing { source };
         let mut child = command.spawn().map_err(failed)?;
-        if let Some(mut input) = child.stdin.take() {
+        if let Some(mut pipe) = child.stdin.take() {
             // ip may leave early on an error; its own message says more than a broken pipe.
-            let _ = input.write_all(batch.as_bytes());
+            let _ = pipe.write_all(input.as_bytes());
         }
         let output = child.wait_with_output().map_err(failed)?;
         if output.status.success() {
-            return Ok(());
+            return Ok(output.stdout);
         }
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(DemoError::Ip { commands: batch.to_owned(), message })
+        let commands = if input.is_empty() { arguments.join(" ") } else { input.to_owned() };
+        Err(DemoError::Ip { commands, message })
     }
 
     /// Writes a setting below `/proc/sys/net` of this namespace, `ipv4/tcp_syn_retries` for instance.
@@ -131,7 +148,47 @@ impl Network {
             host.address(),
             host.address6()
         ))?;
+        self.wait_for_link(&host)?;
         Ok(host)
+    }
+
+    pub(super) fn switch(&self) -> &Namespace {
+        &self.switch
+    }
+
+    /// Waits until the bridge lets packets through at a port of its own.
+    pub(super) fn wait_for_port(&self, port: &str) -> Result<(), DemoError> {
+        let give_up = Instant::now() + LINK_PATIENCE;
+        let state = |link: Value| link.pointer("/linkinfo/info_slave_data/state").cloned();
+        while state(self.switch.link(port)?).is_none_or(|state| state != "forwarding") {
+            if Instant::now() > give_up {
+                return Err(DemoError::LinkDown { port: port.to_owned() });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Waits until packets pass between the host and the bridge. Both ends are up at once, but the kernel lets
+    /// packets through only when its link watcher has seen that, which it does at most once a second while links
+    /// come and go; packets until then vanish, and a first query would cost its sender a time-out.
+    fn wait_for_link(&self, host: &Host) -> Result<(), DemoError> {
+        let give_up = Instant::now() + LINK_PATIENCE;
+        let port = format!("port{}", host.number);
+        loop {
+            let port_forwards = self
+                .switch
+                .link(&port)?
+                .pointer("/linkinfo/info_slave_data/state")
+                .is_some_and(|state| state == "forwarding");
+            if port_forwards && host.namespace.link("eth0")?["operstate"] == "UP" {
+                return Ok(());
+            }
+            if Instant::now() > give_up {
+                return Err(DemoError::LinkDown { port });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -7,9 +7,12 @@ use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Child;
 use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 
 use super::error::DemoError;
 use super::netns::Namespace;
@@ -226,9 +229,19 @@ fn gather_step(streams: &mut [(u8, TcpStream)], chunk: &mut [u8]) -> io::Result<
     Ok(())
 }
 
+/// In one call, so that a chunk is one wait also where it comes in pieces.
 #[inline(never)]
 fn receive_from_rank(stream: &mut TcpStream, chunk: &mut [u8]) -> io::Result<()> {
-    stream.read_exact(chunk)
+    let mut filled = 0;
+    while let Some(rest) = chunk.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match recv(stream.as_raw_fd(), rest, MsgFlags::MSG_WAITALL) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => filled += count,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
 }
 
 fn gather_rank(number: u8, root: Ipv4Addr) -> io::Result<()> {

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
-use super::Model;
 use super::thread::{Interval, ThreadTrack};
 use super::wait::{self, WaitSpan};
+use super::{Model, python};
 use crate::trace::record::{
-    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, Record, Socket, Thread, ThreadTime,
-    Wait, Window,
+    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
+    ThreadTime, Wait, Window,
 };
 
 /// Loss of records that end before they begin.
@@ -34,6 +34,7 @@ struct Builder {
     calls: BTreeMap<Call, CallCount>,
     /// Threads by process and id in their own PID namespace.
     ns_tids: HashMap<(u32, u32), u32>,
+    python: Vec<PythonStack>,
     seen_environment: HashSet<(String, String, u32)>,
     window: Option<Window>,
     end_ns: Option<u64>,
@@ -106,6 +107,7 @@ impl Builder {
             Record::Stack(stack) => {
                 self.model.stacks.insert(stack.id, stack);
             }
+            Record::PythonStack(stack) => self.python.push(stack),
             Record::ThreadTime(time) => self.thread_time(time),
             Record::CallCount(count) => {
                 self.calls.insert(count.call, count);
@@ -113,6 +115,7 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::Topology(file) => self.model.topology = Some(file),
             Record::End(end) => {
                 self.saw(end.time_ns);
                 self.end_ns = Some(end.time_ns);
@@ -262,6 +265,7 @@ impl Builder {
         let window = self.bounded_window();
         self.resolve_owners();
         let mut model = self.model;
+        model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };

@@ -6,7 +6,7 @@ use self::thread::{Interval, ThreadTrack};
 use self::wait::WaitSpan;
 use crate::trace::record::{
     ApiCall, CallCount, Clock, Coverage, DnsMessage, Environment, Handshake, Host, Process, Retransmit,
-    SocketSample, Stack, Window,
+    SocketSample, Stack, TopologyFile, Window,
 };
 
 pub mod asleep;
@@ -15,7 +15,9 @@ pub mod cause;
 pub mod dns;
 #[cfg(test)]
 pub mod fixture;
+mod gil;
 pub mod intern;
+pub mod python;
 pub mod socket;
 pub mod thread;
 pub mod topology;
@@ -47,6 +49,8 @@ pub struct Model {
     /// By time.
     pub samples: Vec<SocketSample>,
     pub stacks: HashMap<u64, Stack>,
+    /// Which of them have Python functions.
+    pub python: python::PythonStacks,
     /// Last totals of each call.
     pub calls: Vec<CallCount>,
     /// Last total of each kind of loss, and whether whole events are missing.
@@ -57,6 +61,8 @@ pub struct Model {
     pub sets: wait::SetTable,
     /// Names of peers.
     pub names: intern::Interner,
+    /// The topology that the recording was given, as it stands in the trace.
+    pub topology: Option<TopologyFile>,
 }
 
 impl Model {

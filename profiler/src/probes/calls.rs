@@ -1,5 +1,7 @@
 //! Numbers of the watched system calls on this machine's architecture.
 
+use std::collections::HashMap;
+
 use profiler_common::Call;
 
 /// What stands in the map `CALLS` for `restart_syscall`: the call that the signal interrupted goes on.
@@ -48,6 +50,30 @@ pub fn numbers() -> Vec<(u32, u16)> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn numbers() -> Vec<(u32, u16)> {
     Vec::new()
+}
+
+/// Watched calls by the kernel's number.
+#[derive(Clone, Debug)]
+pub struct CallNumbers(HashMap<u64, u16>);
+
+impl CallNumbers {
+    pub fn new() -> CallNumbers {
+        CallNumbers(numbers().into_iter().map(|(number, call)| (number.into(), call)).collect())
+    }
+
+    /// The call with this number; `Call::None` where it goes on with an interrupted one, which then is any.
+    pub fn call(&self, number: u64) -> Option<Call> {
+        match *self.0.get(&number)? {
+            RESTART => Some(Call::None),
+            call => Some(Call::from_u16(call)),
+        }
+    }
+}
+
+impl Default for CallNumbers {
+    fn default() -> CallNumbers {
+        CallNumbers::new()
+    }
 }
 
 #[cfg(test)]

@@ -41,6 +41,7 @@ use aya_log::EbpfLogger;
 use profiler_common::config::{MARK_COUNT, TARGET_FOLLOW};
 use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Settings, Target};
 
+pub use calls::CallNumbers;
 pub use decode::{DecodeError, decode};
 pub use error::ProbeError;
 pub(crate) use error::one_line;

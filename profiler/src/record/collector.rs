@@ -5,6 +5,9 @@ use profiler_common::Call;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
 use super::progress::Totals;
+use super::python_looks::PythonLooks;
+use super::python_thread::PythonThread;
+use super::python_watch::Told;
 use super::socket_thread::{Found, SocketThread};
 use super::symbol_thread::{Named, SymbolThread};
 use crate::probes::event::{Event, Registers};
@@ -14,7 +17,7 @@ use crate::target::process::thread_time;
 use crate::target::resolver::ResolverLibrary;
 use crate::target::{ProcRoot, ResolverLibraries, TargetSet, environment, set::Change};
 use crate::trace::error::TraceError;
-use crate::trace::record::{Coverage, Ends, FamilyState, LifeEvent, Loss, Record, Socket, Wait};
+use crate::trace::record::{Coverage, Ends, Environment, FamilyState, LifeEvent, Loss, Record, Socket, Wait};
 use crate::trace::writer::TraceWriter;
 
 /// Processes whose environment is kept; the rest differ in their rank at most.
@@ -25,6 +28,15 @@ const THREAD_TIMES: usize = 4096;
 /// the loader maps them after the exec.
 const LIBRARY_LOOKS: [u64; 3] = [30_000_000, 300_000_000, 2_000_000_000];
 
+/// The looks at Python stacks.
+struct Python {
+    thread: PythonThread,
+    looks: PythonLooks,
+    /// Processes with an interpreter that is read.
+    processes: usize,
+    failures: Vec<String>,
+}
+
 pub struct Collector {
     pub writer: TraceWriter,
     pub targets: TargetSet,
@@ -34,6 +46,7 @@ pub struct Collector {
     root: ProcRoot,
     symbols: SymbolThread,
     sockets: SocketThread,
+    python: Python,
     resolvers: ResolverLibraries,
     /// Held open: the probes sit on these files.
     libraries: Vec<ResolverLibrary>,
@@ -49,6 +62,23 @@ pub struct Collector {
     finishing: bool,
 }
 
+impl Python {
+    /// `None` where no target has an interpreter.
+    fn coverage(&self) -> Option<Coverage> {
+        let mut reasons: Vec<&str> = self.failures.iter().map(String::as_str).collect();
+        reasons.sort_unstable();
+        reasons.dedup();
+        let state = match (self.processes, reasons.is_empty()) {
+            (0, true) => return None,
+            (0, false) => FamilyState::Off,
+            (_, true) => FamilyState::On,
+            (_, false) => FamilyState::Partial,
+        };
+        reasons.truncate(3);
+        Some(Coverage { family: "python".into(), state, reason: reasons.join("; ") })
+    }
+}
+
 impl Collector {
     pub fn new(
         writer: TraceWriter,
@@ -56,6 +86,7 @@ impl Collector {
         root: ProcRoot,
         symbols: SymbolThread,
         sockets: SocketThread,
+        python: PythonThread,
         dns: bool,
     ) -> Collector {
         Collector {
@@ -67,6 +98,12 @@ impl Collector {
             root,
             symbols,
             sockets,
+            python: Python {
+                thread: python,
+                looks: PythonLooks::default(),
+                processes: 0,
+                failures: Vec::new(),
+            },
             libraries: Vec::new(),
             library_errors: Vec::new(),
             due: Vec::new(),
@@ -93,6 +130,14 @@ impl Collector {
         }
     }
 
+    /// Writes a wait, with its Python functions where they were seen.
+    fn write_wait(&mut self, mut wait: Wait) {
+        if let Some(stack) = self.python.looks.attach(&mut wait) {
+            self.write(Record::PythonStack(stack));
+        }
+        self.write(Record::Wait(wait));
+    }
+
     pub fn flush(&mut self) {
         if self.write_error.is_none()
             && let Err(error) = self.writer.flush()
@@ -104,6 +149,7 @@ impl Collector {
     /// Takes all that waits in the ring buffer, at most a bounded number of records at a time so that timers
     /// and signals are seen too.
     pub fn drain(&mut self, probes: &mut ProbeSet) {
+        self.take_looks();
         let mut changes = Vec::new();
         for _ in 0..64 {
             let taken = probes.drain(4096, &mut |event| self.event(event, &mut changes));
@@ -137,7 +183,7 @@ impl Collector {
                 if wait.flags.in_flight && wait.user_stack == 0 && self.finishing {
                     self.pending.push((wait, registers));
                 } else if let Some(wait) = self.held.pass(wait) {
-                    self.write(Record::Wait(wait));
+                    self.write_wait(wait);
                 }
             }
             Event::Dns(message) => {
@@ -195,6 +241,7 @@ impl Collector {
         for pid in change.entered {
             self.symbols.enter(pid);
             self.sockets.enter(pid);
+            self.python.thread.enter(pid);
             self.find_libraries(pid, probes);
             if self.environments < ENVIRONMENTS {
                 self.environments += 1;
@@ -206,10 +253,12 @@ impl Collector {
         }
         for pid in change.executed {
             self.sockets.enter(pid);
+            self.python.thread.enter(pid);
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
         }
         for pid in change.left {
             self.sockets.leave(pid);
+            self.python.thread.leave(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
     }
@@ -244,6 +293,40 @@ impl Collector {
         }
     }
 
+    /// The window is open: looks at Python stacks begin.
+    pub fn begin_looks(&self) {
+        self.python.thread.begin();
+    }
+
+    /// A last look at the Python stacks of what still waits; before the recording's end is taken.
+    pub fn look_at_python(&mut self) {
+        let told = self.python.thread.look();
+        self.take_told(told);
+    }
+
+    fn take_looks(&mut self) {
+        let told: Vec<Told> = self.python.thread.take().collect();
+        self.take_told(told);
+    }
+
+    fn take_told(&mut self, told: Vec<Told>) {
+        for told in told {
+            match told {
+                Told::Look(look) => self.python.looks.add(look),
+                Told::Python { pid, version: (major, minor) } => {
+                    self.python.processes += 1;
+                    let what = "python".to_owned();
+                    self.write(Record::Environment(Environment {
+                        what,
+                        value: format!("{major}.{minor}"),
+                        pid,
+                    }));
+                }
+                Told::Failed(error) => self.python.failures.push(error.to_string()),
+            }
+        }
+    }
+
     fn take_side_results(&mut self) {
         let named: Vec<Named> = self.symbols.take().collect();
         self.take_named(named);
@@ -257,7 +340,7 @@ impl Collector {
                 Named::Stack(stack) => self.write(Record::Stack(stack)),
                 Named::Same { id, same_as } => {
                     for wait in self.held.resolve(id, same_as) {
-                        self.write(Record::Wait(wait));
+                        self.write_wait(wait);
                     }
                 }
             }
@@ -328,6 +411,7 @@ impl Collector {
             None => Coverage { family: "rtt".into(), state: FamilyState::On, reason: String::new() },
             Some(reason) => off("rtt", reason),
         });
+        rows.extend(self.python.coverage());
         rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
         for row in rows {
             self.write(Record::Coverage(row));
@@ -347,7 +431,7 @@ impl Collector {
         };
         self.take_named(rest);
         for wait in self.held.give_up() {
-            self.write(Record::Wait(wait));
+            self.write_wait(wait);
         }
         let mut symbolizer = symbolizer.unwrap_or_default();
         for (wait, registers) in pending {
@@ -361,7 +445,7 @@ impl Collector {
             wait.user_stack = stack.id;
             self.write(Record::Stack(stack));
         }
-        self.write(Record::Wait(wait));
+        self.write_wait(wait);
     }
 }
 

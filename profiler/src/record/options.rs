@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::topology::ChosenTopology;
+
 /// Whom to watch.
 #[derive(Clone, Debug)]
 pub enum TargetChoice {
@@ -28,6 +30,8 @@ pub struct RecordOptions {
     pub unavailable: Vec<String>,
     /// Whether resolver functions are probed and DNS messages kept.
     pub dns: bool,
+    /// Racks, kept in the trace.
+    pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.
     pub verbose: bool,
 }

@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::sys::resource::Resource;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -14,8 +15,10 @@ use super::error::RecordError;
 use super::host;
 use super::options::{RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
+use super::python_thread::PythonThread;
 use super::socket_thread::SocketThread;
 use super::symbol_thread::SymbolThread;
+use super::topology;
 use crate::probes::{ProbeOptions, ProbeSet};
 use crate::target::process::process_info;
 use crate::target::select::{select_comm, select_pids, with_descendants};
@@ -67,6 +70,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let writer = TraceWriter::create(&options.output)?;
     let mut signals = Signals::new()?;
     allow_open_files()?;
+    let held_back = HeldBack::new();
     let mut probes = ProbeSet::load(&ProbeOptions {
         min_stall_ns: nanos(options.min_stall),
         spin_gap_ns: nanos(SPIN_GAP),
@@ -78,9 +82,16 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "symbol thread", source })?;
     let sockets = SocketThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
-    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, options.dns);
+    let python = PythonThread::start(root.clone())
+        .map_err(|source| RecordError::Start { what: "python thread", source })?;
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
+    if let Some(chosen) = &options.topology {
+        // A command that is held back sees our own files still, as it will later.
+        let file = topology::stored(&root, chosen, asked_for.first().copied());
+        collector.write(Record::Topology(file));
+    }
     if held.is_some() {
         // The command's own libc is not mapped yet; most often it is the one that we run on.
         collector.find_libraries(std::process::id(), &mut probes);
@@ -97,9 +108,11 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    collector.begin_looks();
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
     collector.flush();
+    drop(held_back);
     narrator.opened(&describe(&root, &collector.targets, options));
     if held.is_some() && signals.came().await {
         // Told to end before the command's first instruction: it never runs.
@@ -191,6 +204,25 @@ fn allow_open_files() -> Result<(), RecordError> {
     Ok(())
 }
 
+/// Keeps SIGINT and SIGTERM waiting on this thread: the kernel's verifier gives up when one is pending, and
+/// the load then fails as if the program were wrong.
+struct HeldBack(Option<SigSet>);
+
+impl HeldBack {
+    fn new() -> HeldBack {
+        let both = SigSet::from_iter([nix::sys::signal::SIGINT, nix::sys::signal::SIGTERM]);
+        HeldBack(both.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(|before| before.thread_set_mask()) {
+            log::warn!("signals stay blocked: {error}");
+        }
+    }
+}
+
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -279,6 +311,7 @@ fn finish(
     command: Option<RunningCommand>,
 ) -> Recording {
     collector.write_thread_times();
+    collector.look_at_python();
     let end_ns = host::monotonic_ns();
     let failed = collector.finish_probes(&mut probes, end_ns);
     if let Some(error) = failed {
@@ -322,6 +355,15 @@ mod tests {
         let now = Instant::now();
         assert_eq!(end_of(now, Some(Duration::from_secs(5))), now + Duration::from_secs(5));
         assert_eq!(end_of(now, Some(Duration::MAX)), end_of(now, None));
+    }
+
+    #[test]
+    fn signals_wait_until_the_programs_are_loaded() {
+        let blocked = || SigSet::thread_get_mask().unwrap().contains(nix::sys::signal::SIGTERM);
+        let held_back = HeldBack::new();
+        assert!(blocked());
+        drop(held_back);
+        assert!(!blocked());
     }
 
     #[test]

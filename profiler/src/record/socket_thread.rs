@@ -6,13 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::target::sockets::{Look, SocketError};
+use crate::target::sockets::{Full, Look, SocketError};
 use crate::target::{ProcRoot, SocketSamplers};
 use crate::trace::record::{Ends, Environment, SocketSample};
 
 /// Between two looks, where they are cheap.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// A look may take this share of the time: at most half a percent of one CPU.
+/// A look may take this share of processor time: at most half a percent of one CPU.
 const SHARE: u32 = 200;
 const SLOWEST: Duration = Duration::from_secs(5);
 /// Local addresses whose interface is looked up at most.
@@ -116,20 +116,21 @@ impl Sampler {
                 }
                 Ok(Order::Leave(pid)) => self.samplers.remove(pid),
                 Ok(Order::Look { at_start }) => {
-                    let cost = self.look(at_start);
+                    // Also at the end: what a short recording has not listed yet is listed then.
+                    let cost = self.look(at_start, Full::Tcp);
                     interval = pace(cost);
                     if self.results.send(Found::Done).is_err() {
                         return;
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => interval = pace(self.look(false)),
+                Err(RecvTimeoutError::Timeout) => interval = pace(self.look(false, Full::WhereCheap)),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn look(&mut self, at_start: bool) -> Duration {
-        let Look { samples, cost, errors, .. } = self.samplers.look(at_start, false);
+    fn look(&mut self, at_start: bool, full: Full) -> Duration {
+        let Look { samples, cost, errors, .. } = self.samplers.look(at_start, full);
         for error in &errors {
             self.fail(error);
         }

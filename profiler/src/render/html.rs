@@ -3,7 +3,7 @@
 //! The flame graph sits in a sandboxed frame of its own, so that its script and its keys (it takes Ctrl-F)
 //! stay out of the page, and the page forbids itself every connection.
 
-mod frame;
+pub(super) mod frame;
 
 use std::io::{BufWriter, Write};
 
@@ -16,8 +16,8 @@ use crate::render::section::{self, FindingText};
 use crate::render::table::{Align, Table};
 use crate::render::tree::{FlameOptions, View};
 
-const STYLE: &str = include_str!("html/report.css");
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+pub(super) const STYLE: &str = include_str!("html/report.css");
+pub(super) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 /// Writes the report with a flame graph of every stall, by stack and by cause.
 ///
@@ -95,7 +95,7 @@ fn write_finding(finding: &FindingText, out: &mut dyn Write) -> Result<(), Rende
     Ok(())
 }
 
-fn write_table(table: &Table, out: &mut dyn Write) -> Result<(), RenderError> {
+pub(super) fn write_table(table: &Table, out: &mut dyn Write) -> Result<(), RenderError> {
     writeln!(out, "<h2>{}</h2>\n<div class=\"wide\"><table>", html(table.title))?;
     let class = |at: usize| match table.columns.get(at).map(|column| column.align) {
         Some(Align::Right) => " class=\"figure\"",

@@ -8,6 +8,7 @@ use std::io;
 
 use thiserror::Error;
 
+pub mod diff;
 pub mod flame;
 pub mod folded;
 pub mod html;

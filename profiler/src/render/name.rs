@@ -7,7 +7,7 @@ const LONGEST: usize = 300;
 
 /// Whether a character could steer a terminal, break a line or turn the direction of the text behind it,
 /// or may not stand in XML at all.
-fn is_unsafe(c: char) -> bool {
+pub(super) fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')

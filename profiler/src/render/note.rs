@@ -57,7 +57,8 @@ pub(super) fn losses(report: &Report) -> Vec<String> {
         notes.push(plural(coverage.truncated_stacks, "truncated stack"));
     }
     if coverage.unresolved_frames > 0 {
-        notes.push(format!("{} without a name", plural(coverage.unresolved_frames, "frame")));
+        let places = if coverage.unresolved_frames == 1 { "place in code" } else { "places in code" };
+        notes.push(format!("{} {places} without a name", coverage.unresolved_frames));
     }
     notes
 }

@@ -1,7 +1,7 @@
 //! The report for a terminal or a mail: 100 columns, the findings first.
 
-mod layout;
-mod style;
+pub(super) mod layout;
+pub(super) mod style;
 mod summary;
 
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use layout::{wrap, write_pairs, write_table};
 use style::{Painter, Style};
 
 /// Columns of the page.
-const WIDTH: usize = 100;
+pub(super) const WIDTH: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextOptions {

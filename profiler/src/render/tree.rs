@@ -4,12 +4,13 @@
 //! |---|---|
 //! | stack | process; thread; user frames, outermost first; system call; `[cause] peer detail` |
 //! | cause | cause; peer; process; thread; resolver function; system call |
-//! | peer | peer; cause; process; thread |
+//! | peer | peer; cause; process; thread; with a topology relation, rack and host come before the peer |
 //!
 //! Weights are stalled nanoseconds. Waiting for a CPU (`sched.runq`) is not stalled time and is left out
 //! unless it is asked for by name.
 
 mod label;
+mod place;
 mod stack;
 
 use std::collections::btree_map::Entry;
@@ -181,17 +182,9 @@ struct Site<'a> {
     call: &'a str,
 }
 
-fn merge_sites<'a>(
-    analysis: &'a Analysis,
-    options: &FlameOptions,
-    pids: Option<&HashSet<u32>>,
-) -> HashMap<Site<'a>, u64> {
-    let mut sites: HashMap<Site<'a>, u64> = HashMap::new();
-    for stall in &analysis.stalls {
-        if !is_selected(stall, options, pids) {
-            continue;
-        }
-        let site = Site {
+impl<'a> Site<'a> {
+    fn of(stall: &'a Stall) -> Site<'a> {
+        Site {
             pid: stall.pid,
             tid: stall.tid,
             cause: stall.cause,
@@ -202,8 +195,26 @@ fn merge_sites<'a>(
             kernel_stack: stall.kernel_stack,
             api: stall.api,
             call: stall.call,
-        };
-        let weight = sites.entry(site).or_default();
+        }
+    }
+}
+
+/// The frames of one stall in the stack view, root first.
+pub fn stall_frames(analysis: &Analysis, labels: &Labels, stall: &Stall) -> Vec<ViewFrame> {
+    frames_of(analysis, &FlameOptions::default(), labels, &Site::of(stall))
+}
+
+fn merge_sites<'a>(
+    analysis: &'a Analysis,
+    options: &FlameOptions,
+    pids: Option<&HashSet<u32>>,
+) -> HashMap<Site<'a>, u64> {
+    let mut sites: HashMap<Site<'a>, u64> = HashMap::new();
+    for stall in &analysis.stalls {
+        if !is_selected(stall, options, pids) {
+            continue;
+        }
+        let weight = sites.entry(Site::of(stall)).or_default();
         *weight = weight.saturating_add(stall.weight_ns);
     }
     sites
@@ -274,7 +285,11 @@ fn frames_of(
             }
             frames
         }
-        View::Peer => vec![peer, cause, process, thread],
+        View::Peer => {
+            let mut frames = place::frames(analysis, site);
+            frames.extend([peer, cause, process, thread]);
+            frames
+        }
     };
     if let Some(last) = frames.last_mut() {
         last.name = name::leaf(std::mem::take(&mut last.name));

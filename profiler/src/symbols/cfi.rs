@@ -10,6 +10,7 @@ use gimli::{
 };
 
 use super::elf::Elf;
+use super::sections::Sections;
 use super::source::{Source, u32_at};
 
 /// Longest entry of `.eh_frame` that is looked at, bytes. Compilers make some tens to a few thousand.
@@ -130,11 +131,12 @@ fn encoded_size(encoding: u8) -> Option<usize> {
 type OwnTable = Box<[(u64, u64)]>;
 
 fn make_table(elf: &Elf) -> Option<OwnTable> {
-    let section = elf.read_unwind_section().filter(|section| section.file_size <= MAX_SECTION)?;
-    let bytes = elf.source.read(section.offset, usize::try_from(section.file_size).ok()?)?;
+    let sections = Sections::read(elf);
+    let section = sections.find(".eh_frame").filter(|section| !section.compressed)?;
+    let bytes = section.content(elf, MAX_SECTION)?;
     let mut frames = EhFrame::new(&bytes, LittleEndian);
     frames.set_address_size(8);
-    let bases = BaseAddresses::default().set_eh_frame(section.vaddr);
+    let bases = BaseAddresses::default().set_eh_frame(section.address);
     let mut entries = frames.entries(&bases);
     let mut table = Vec::new();
     // Damage ends the list; what came before it is good.
@@ -142,7 +144,7 @@ fn make_table(elf: &Elf) -> Option<OwnTable> {
         if let gimli::CieOrFde::Fde(partial) = entry
             && let Ok(fde) = partial.parse(EhFrame::cie_from_offset)
         {
-            table.push((fde.initial_address(), section.vaddr.wrapping_add(fde.offset() as u64)));
+            table.push((fde.initial_address(), section.address.wrapping_add(fde.offset() as u64)));
         }
     }
     table.sort_unstable();

@@ -35,12 +35,16 @@ pub(super) struct Elf {
     pub source: Source,
     /// Written for this machine, so that its unwind tables can be used.
     pub native: bool,
+    /// Stated address of the first instruction of a program, 0: none.
+    pub entry: u64,
     segments: Vec<Segment>,
     /// The segment of `.eh_frame_hdr`.
     pub unwind_table: Option<Segment>,
     pub symtab: Option<SymbolTable>,
     pub dynsym: Option<SymbolTable>,
     pub build_id: Vec<u8>,
+    /// The segment in which the build id was found.
+    pub notes: Option<Segment>,
 }
 
 impl Elf {
@@ -53,11 +57,13 @@ impl Elf {
         }
         let mut file = Elf {
             native: u16_at(&header, 18)? == NATIVE_MACHINE,
+            entry: u64_at(&header, 24)?,
             segments: Vec::new(),
             unwind_table: None,
             symtab: None,
             dynsym: None,
             build_id: Vec::new(),
+            notes: None,
             source,
         };
         file.read_segments(&header)?;
@@ -86,6 +92,7 @@ impl Elf {
                 elf::PT_NOTE if self.build_id.is_empty() && segment.file_size <= MAX_NOTES => {
                     let notes = self.source.read(segment.offset, segment.file_size as usize);
                     self.build_id = notes.and_then(|notes| find_build_id(&notes)).unwrap_or_default();
+                    self.notes = (!self.build_id.is_empty()).then_some(segment);
                 }
                 _ => {}
             }
@@ -128,24 +135,10 @@ impl Elf {
         self.source.read(u64_at(header, 40)?, usize::from(count) * SECTION_SIZE)
     }
 
-    /// `.eh_frame`: for files without a search table, as static programs are. Read when it is needed.
-    pub(super) fn read_unwind_section(&self) -> Option<Segment> {
-        const NAME: &[u8] = b".eh_frame\0";
+    /// The section headers, and the number of the section that has their names.
+    pub(super) fn section_headers(&self) -> Option<(Vec<u8>, usize)> {
         let header = self.source.read(0, 64)?;
-        let headers = self.read_section_headers(&header)?;
-        let names = usize::from(u16_at(&header, 62)?) * SECTION_SIZE;
-        let names = headers.get(names..names.checked_add(SECTION_SIZE)?)?;
-        let (offset, size) = (u64_at(names, 24)?, u64_at(names, 32)?);
-        headers.chunks_exact(SECTION_SIZE).find_map(|entry| {
-            let name = u64::from(u32_at(entry, 0)?);
-            let name = (name < size).then(|| self.source.read(offset.checked_add(name)?, NAME.len()))??;
-            (name == NAME).then_some(Segment {
-                offset: u64_at(entry, 24)?,
-                vaddr: u64_at(entry, 16)?,
-                file_size: u64_at(entry, 32)?,
-                executable: false,
-            })
-        })
+        Some((self.read_section_headers(&header)?, usize::from(u16_at(&header, 62)?)))
     }
 
     /// Address that the file states for the byte at `offset`, looked for in executable segments first.
@@ -156,6 +149,19 @@ impl Elf {
         let mut executable = self.segments.iter().filter(|segment| segment.executable);
         let segment = executable.find(matches).or_else(|| self.segments.iter().find(matches))?;
         (offset - segment.offset).checked_add(segment.vaddr)
+    }
+
+    /// Address that the file states for a place where a mapping of its code begins: a whole page, whose first bytes
+    /// need not be the segment's.
+    pub(super) fn mapped_address(&self, offset: u64) -> Option<u64> {
+        const PAGE: u64 = 64 << 10;
+        let mut executable = self.segments.iter().filter(|segment| segment.executable);
+        executable.find_map(|segment| {
+            let end = segment.offset.checked_add(segment.file_size)?;
+            let reached = offset < end && segment.offset < offset.checked_add(PAGE)?;
+            let inside = offset >= segment.offset && offset < end;
+            (inside || reached).then(|| offset.wrapping_sub(segment.offset).wrapping_add(segment.vaddr))
+        })
     }
 
     /// Inverse of [`Elf::address_of`].
@@ -187,7 +193,7 @@ const NATIVE_MACHINE: u16 = elf::EM_AARCH64;
 const NATIVE_MACHINE: u16 = elf::EM_X86_64;
 
 /// Walks notes (name size, descriptor size, type, name, descriptor; padded to 4 bytes).
-fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
     let mut at = 0usize;
     loop {
         let name_size = u32_at(notes, at)? as usize;

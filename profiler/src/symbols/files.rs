@@ -1,29 +1,35 @@
 //! The module files that processes map, each opened and indexed once however many processes map it.
 //!
 //! Bounds: [`MAX_FILES`] open files, [`MAX_INDEX`] bytes of indexes (one larger table may stand alone, up
-//! to the limits of `names` and `cfi`), of which those used longest ago go first; [`MAX_NAMES`] names and
-//! [`MAX_ROWS`] unwind rows, forgotten all together when there are more.
+//! to the limits of `names` and `cfi`), of which those used longest ago go first; names of [`MAX_NAMES`]
+//! addresses and [`MAX_ROWS`] unwind rows, forgotten all together when there are more.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use gimli::UnwindContext;
 
+use super::cache::Cache;
 use super::cfi::{self, Row};
-use super::demangle::demangle;
-use super::elf::Elf;
+use super::dwarf::Blocks;
+use super::elf::{self, Elf};
+use super::file::{File, Function, Means};
 use super::maps::Mapping;
-use super::names::Index;
+use super::memory::read_process;
 use super::source::{Identity, Source};
 use super::vdso;
+use crate::target::root::ProcRoot;
+use crate::target::rooted;
 
 /// Half of the usual limit of descriptors; a PyTorch process maps about 250 files.
 const MAX_FILES: usize = 448;
 const MAX_INDEX: usize = 24 << 20;
 const MAX_NAMES: usize = 8192;
+/// Of all names together, bytes.
+const MAX_NAMES_SIZE: usize = 8 << 20;
 const MAX_ROWS: usize = 8192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,51 +38,18 @@ pub(super) struct FileId(u32);
 /// A file as `/proc/PID/maps` names it. The inode number stays taken as long as the file is open here.
 type Key = ((u32, u32), u64);
 
-/// Where names of a module come from, in the order in which they are tried.
-#[derive(Debug)]
-enum Names {
-    Unread,
-    Own(Index),
-    /// Of a separate debug file.
-    Debug(Index, Source),
-    Missing,
-}
-
-#[derive(Debug)]
-struct File {
-    elf: Elf,
-    identity: Option<Identity>,
-    key: Option<Key>,
-    /// `.symtab`, of the module or of its debug file.
-    full: Names,
-    /// `.dynsym`, read when the former has no name for an address.
-    exported: Names,
-    /// Opened when the first address is to be unwound.
-    unwind: Option<cfi::Lookup>,
-    used: u64,
-}
-
-impl File {
-    fn descriptors(&self) -> usize {
-        1 + usize::from(matches!(self.full, Names::Debug(..)))
-    }
-
-    fn memory(&self) -> usize {
-        let size = |names: &Names| match names {
-            Names::Own(index) | Names::Debug(index, _) => index.memory(),
-            Names::Unread | Names::Missing => 0,
-        };
-        size(&self.full) + size(&self.exported) + self.unwind.as_ref().map_or(0, cfi::Lookup::memory)
-    }
-}
-
 #[derive(Default)]
 pub(super) struct Files {
     by_id: HashMap<FileId, File>,
+    keys: HashMap<FileId, Key>,
     by_key: HashMap<Key, FileId>,
     last_id: u32,
     clock: u64,
-    names: HashMap<(FileId, u64), Option<Arc<str>>>,
+    names: HashMap<(FileId, u64), Arc<[Function]>>,
+    /// Bytes of `names`.
+    names_size: usize,
+    blocks: RefCell<Blocks>,
+    cache: Cache,
     rows: HashMap<(FileId, u64), Option<Arc<Row>>>,
     context: UnwindContext<usize>,
 }
@@ -101,7 +74,7 @@ impl Files {
         }
         let (source, identity) = open_mapped(pid, mapping)?;
         let elf = Elf::parse(source)?;
-        Some(self.insert(elf, Some(identity), Some(key)))
+        Some(self.insert(elf, Some(identity), Some(key), &mapping.path))
     }
 
     fn open_vdso(&mut self, pid: u32, mapping: &Mapping) -> Option<FileId> {
@@ -114,32 +87,25 @@ impl Files {
             return Some(id);
         }
         let elf = Elf::parse(Source::Memory(Arc::from(bytes)))?;
-        Some(self.insert(elf, None, None))
+        Some(self.insert(elf, None, None, b""))
     }
 
-    fn insert(&mut self, elf: Elf, identity: Option<Identity>, key: Option<Key>) -> FileId {
+    fn insert(&mut self, elf: Elf, identity: Option<Identity>, key: Option<Key>, path: &[u8]) -> FileId {
         self.close_down_to(MAX_FILES - 1, None);
         self.last_id = self.last_id.wrapping_add(1);
         let id = FileId(self.last_id);
         self.clock += 1;
-        let file = File {
-            elf,
-            identity,
-            key,
-            full: Names::Unread,
-            exported: Names::Unread,
-            unwind: None,
-            used: self.clock,
-        };
-        self.by_id.insert(id, file);
+        self.by_id.insert(id, File::new(elf, identity, path, self.clock));
         if let Some(key) = key {
+            self.keys.insert(id, key);
             self.by_key.insert(key, id);
         }
         id
     }
 
     fn remove(&mut self, id: FileId) {
-        if let Some(key) = self.by_id.remove(&id).and_then(|file| file.key) {
+        self.by_id.remove(&id);
+        if let Some(key) = self.keys.remove(&id) {
             self.by_key.remove(&key);
         }
     }
@@ -152,6 +118,13 @@ impl Files {
     /// Address that the file states for the byte at `offset`.
     pub(super) fn address_of(&self, id: FileId, offset: u64) -> Option<u64> {
         self.by_id.get(&id)?.elf.address_of(offset)
+    }
+
+    /// Whether a stated address is in the few instructions with which a program starts.
+    pub(super) fn is_start(&self, id: FileId, address: u64) -> bool {
+        const LENGTH: u64 = 64;
+        let entry = self.by_id.get(&id).map_or(0, |file| file.elf.entry);
+        entry != 0 && address.checked_sub(entry).is_some_and(|offset| offset < LENGTH)
     }
 
     /// The eight bytes before the one at `offset`.
@@ -182,27 +155,30 @@ impl Files {
         row
     }
 
-    /// Name of the function around a stated address. `pid` maps the file: its root is where a debug file
-    /// is looked for first.
-    pub(super) fn name(&mut self, id: FileId, address: u64, pid: u32) -> Option<Arc<str>> {
-        if let Some(name) = self.names.get(&(id, address)) {
-            return name.clone();
+    /// The functions around a stated address, innermost first; empty where it has no name. `pid` maps the file: its
+    /// root is where a debug file is looked for first.
+    pub(super) fn functions(&mut self, id: FileId, address: u64, pid: u32) -> Arc<[Function]> {
+        if let Some(functions) = self.names.get(&(id, address)) {
+            return Arc::clone(functions);
         }
         self.clock += 1;
-        let clock = self.clock;
-        let file = self.by_id.get_mut(&id)?;
-        file.used = clock;
-        let before = file.memory();
-        let name = look_up(file, address, pid).map(|symbol| demangle(&symbol));
-        let name = name.filter(|name| !name.is_empty()).map(Arc::from);
-        if file.memory() > before {
+        let Some(file) = self.by_id.get_mut(&id) else { return Arc::from([]) };
+        file.used = self.clock;
+        let (before, opened) = (file.memory(), file.descriptors());
+        let means = Means { pid, file: id.0, blocks: &self.blocks, cache: &self.cache };
+        let functions: Arc<[Function]> = file.functions(address, &means).into();
+        if file.memory() > before || file.descriptors() > opened {
             self.shrink(id);
         }
-        if self.names.len() >= MAX_NAMES {
+        let size =
+            functions.iter().map(|function| function.name.len() + function.file.len() + 64).sum::<usize>();
+        self.names_size += size;
+        if self.names.len() >= MAX_NAMES || self.names_size > MAX_NAMES_SIZE {
             self.names.clear();
+            self.names_size = size;
         }
-        self.names.insert((id, address), name.clone());
-        name
+        self.names.insert((id, address), Arc::clone(&functions));
+        functions
     }
 
     /// Closes the files used longest ago, but `keep`, until so many descriptors are open.
@@ -220,73 +196,42 @@ impl Files {
         while self.by_id.values().map(File::memory).sum::<usize>() > MAX_INDEX {
             let candidates = self.by_id.iter_mut().filter(|(id, file)| **id != keep && file.memory() > 0);
             let Some((_, file)) = candidates.min_by_key(|(_, file)| file.used) else { break };
-            (file.full, file.exported, file.unwind) = (Names::Unread, Names::Unread, None);
+            file.drop_tables();
         }
     }
-}
-
-/// Symbol of the function around `address`.
-fn look_up(file: &mut File, address: u64, pid: u32) -> Option<Vec<u8>> {
-    if matches!(file.full, Names::Unread) {
-        file.full = if let Some(table) = file.elf.symtab {
-            Names::Own(Index::build(&file.elf.source, table, &file.elf))
-        } else {
-            let roots = [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")];
-            open_debug_file(&file.elf, &roots)
-                .map_or(Names::Missing, |(index, source)| Names::Debug(index, source))
-        };
-    }
-    if let Some(found) = look_up_in(&file.full, &file.elf, address) {
-        return Some(found);
-    }
-    if matches!(file.exported, Names::Unread) {
-        file.exported = match file.elf.dynsym {
-            Some(table) => Names::Own(Index::build(&file.elf.source, table, &file.elf)),
-            None => Names::Missing,
-        };
-    }
-    look_up_in(&file.exported, &file.elf, address)
-}
-
-fn look_up_in(names: &Names, elf: &Elf, address: u64) -> Option<Vec<u8>> {
-    let (index, source) = match names {
-        Names::Own(index) => (index, &elf.source),
-        Names::Debug(index, source) => (index, source),
-        Names::Unread | Names::Missing => return None,
-    };
-    index.name(source, index.find(address)?)
 }
 
 /// Opens the file of a mapping: by the link that the kernel keeps for it, else by its path, if that still
 /// leads to the same file.
-fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
+pub(super) fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
     let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
     if let Ok(opened) = Source::open(Path::new(&link)) {
         return Some(opened);
     }
-    let path = Path::new(std::ffi::OsStr::from_bytes(mapping.path.strip_prefix(b"/")?));
-    let path = PathBuf::from(format!("/proc/{pid}/root")).join(path);
-    let (source, identity) = Source::open(&path).ok()?;
+    let path = Path::new(std::ffi::OsStr::from_bytes(&mapping.path));
+    let file = rooted::open(&ProcRoot::default(), pid, path).ok()?;
+    let (source, identity) = Source::of(file).ok()?;
     let device = libc::makedev(mapping.device.0, mapping.device.1);
-    (identity.ino == mapping.inode && identity.dev == device).then_some((source, identity))
+    if identity.ino == mapping.inode && identity.dev == device {
+        return Some((source, identity));
+    }
+    // Some file systems show other numbers in a memory map. Or another file was put in the place of the mapped one.
+    let elf = Elf::parse(source)?;
+    is_what_is_mapped(pid, mapping, &elf).then_some((elf.source, identity))
 }
 
-/// The separate debug file with the module's build id, under the first root that has it.
-pub(super) fn open_debug_file(elf: &Elf, roots: &[PathBuf]) -> Option<(Index, Source)> {
-    let (first, rest) = elf.build_id.split_first()?;
-    let mut path = format!("usr/lib/debug/.build-id/{first:02x}/");
-    for byte in rest {
-        write!(path, "{byte:02x}").ok()?;
-    }
-    path.push_str(".debug");
-    roots.iter().find_map(|root| {
-        let (source, _) = Source::open(&root.join(&path)).ok()?;
-        let debug = Elf::parse(source)?;
-        if debug.build_id != elf.build_id {
-            return None;
-        }
-        Some((Index::build(&debug.source, debug.symtab?, elf), debug.source))
-    })
+/// Whether the process has the file's build id in its memory, at the place where this file would have it.
+fn is_what_is_mapped(pid: u32, mapping: &Mapping, elf: &Elf) -> bool {
+    let mapped = || {
+        let notes = elf.notes?;
+        let address =
+            mapping.start.wrapping_sub(elf.mapped_address(mapping.offset)?).wrapping_add(notes.vaddr);
+        // The parser has bounded it.
+        let mut bytes = vec![0; usize::try_from(notes.file_size).ok()?];
+        let len = read_process(pid, address, &mut bytes);
+        elf::find_build_id(bytes.get(..len)?)
+    };
+    mapped().is_some_and(|id| !id.is_empty() && id == elf.build_id)
 }
 
 #[cfg(test)]
@@ -350,7 +295,7 @@ mod tests {
         };
         let ids: Vec<_> = folders.iter().map(|folder| open(folder, &mut files)).collect();
         let code = files.address_of(ids[0], 0x1000).unwrap();
-        files.name(ids[0], code, pid);
+        files.functions(ids[0], code, pid);
         files.close_down_to(2, None);
         assert_eq!(ids.iter().map(|&id| files.has(id)).collect::<Vec<_>>(), [true, false, true]);
         files.close_down_to(0, Some(ids[2]));

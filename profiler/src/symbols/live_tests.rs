@@ -14,14 +14,14 @@ use super::memory::read_process;
 use super::*;
 
 /// A compiled program that waits for standard input.
-struct Program {
+pub(super) struct Program {
     child: Child,
     // Removed after the process has ended.
     _folder: TempDir,
 }
 
 impl Program {
-    fn start(source: &str, flags: &[&str]) -> Program {
+    pub(super) fn start(source: &str, flags: &[&str]) -> Program {
         let folder = tempfile::tempdir().unwrap();
         let path = compile(folder.path(), source, flags);
         Program::spawn(folder, &path)
@@ -34,14 +34,14 @@ impl Program {
         Program::spawn(folder, &path)
     }
 
-    fn spawn(folder: TempDir, path: &Path) -> Program {
+    pub(super) fn spawn(folder: TempDir, path: &Path) -> Program {
         let child = Command::new(path).stdin(Stdio::piped()).spawn().unwrap();
         let program = Program { child, _folder: folder };
         wait_blocked_in_read(program.pid(), program.pid(), 0);
         program
     }
 
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -323,11 +323,25 @@ fn a_separate_debug_file_is_found_by_build_id_only() {
     std::fs::create_dir_all(&debug).unwrap();
     let debug = debug.join(format!("{}.debug", &hex[2..]));
     run(Command::new("objcopy").arg("--only-keep-debug").args([&path, &debug]));
-    assert!(super::files::open_debug_file(&elf, &[folder.path().to_path_buf()]).is_some());
+    assert!(
+        super::debug_file::open(
+            &elf,
+            b"/elsewhere/program",
+            &[super::debug_file::Root::Folder(folder.path().to_path_buf())]
+        )
+        .is_some()
+    );
     // The same place with another program's file.
     let other = compile(folder.path(), "deep.c", &["-O2", "-Wl,--build-id"]);
     std::fs::copy(other, &debug).unwrap();
-    assert!(super::files::open_debug_file(&elf, &[folder.path().to_path_buf()]).is_none());
+    assert!(
+        super::debug_file::open(
+            &elf,
+            b"/elsewhere/program",
+            &[super::debug_file::Root::Folder(folder.path().to_path_buf())]
+        )
+        .is_none()
+    );
 }
 
 #[test]
@@ -341,7 +355,7 @@ fn names_the_vdso() {
     let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok("__vdso_getcpu")).unwrap();
     let mut modules = Modules::default();
     modules.add(pid);
-    let frame = modules.space(pid).frame(vdso.start + symbol.address());
+    let frame = modules.space(pid).frames(vdso.start + symbol.address()).remove(0).frame;
     assert_eq!(frame, Frame { function: "getcpu".to_owned(), module: "[vdso]".to_owned(), offset: 0 });
 }
 

@@ -8,10 +8,16 @@
 //! `modules` (processes, mappings); no file is mapped or read as a whole. A Python process costs about
 //! 1 MiB, the kernel's symbols 5 MiB.
 
+mod cache;
 mod cfi;
+mod debug_file;
+#[cfg(test)]
+mod debug_tests;
 mod decisive;
 mod demangle;
+mod dwarf;
 mod elf;
+mod file;
 mod files;
 mod kernel;
 mod live;
@@ -19,10 +25,13 @@ mod live;
 mod live_tests;
 mod maps;
 mod memory;
+mod mini;
 mod modules;
 mod names;
 mod perf_map;
+pub mod python;
 mod registers;
+mod sections;
 mod source;
 mod unwind;
 mod vdso;
@@ -111,8 +120,8 @@ impl Symbolizer {
     /// Names the frames of a user stack.
     pub fn name(&mut self, id: u64, unwound: &Unwound) -> Stack {
         let mut space = self.modules.space(unwound.pid);
-        let frames = unwound.frames.iter().map(|pc| space.frame(pc.site())).collect();
-        self.finish(Stack { id, space: Space::User, frames, truncated: !unwound.complete })
+        let (frames, cut) = named(&mut space, &unwound.frames);
+        self.finish(Stack { id, space: Space::User, frames, truncated: cut || !unwound.complete })
     }
 
     /// The stack of a thread that is blocked now, with an id of its own. `None` where it has woken or is
@@ -122,9 +131,9 @@ impl Symbolizer {
     pub fn live_stack(&mut self, pid: u32, tid: u32, regs: Registers) -> Option<Stack> {
         let mut space = self.modules.space(pid);
         let walk = live::walk(&mut space, pid, tid, regs)?;
-        let frames: Vec<Frame> = walk.frames.iter().map(|pc| space.frame(pc.site())).collect();
+        let (frames, cut) = named(&mut space, &walk.frames);
         let id = live_id(&walk, &frames);
-        Some(self.finish(Stack { id, space: Space::User, frames, truncated: !walk.complete }))
+        Some(self.finish(Stack { id, space: Space::User, frames, truncated: cut || !walk.complete }))
     }
 
     /// Frames without a name so far.
@@ -153,6 +162,22 @@ impl Symbolizer {
         self.truncated_stacks += u64::from(stack.truncated);
         stack
     }
+}
+
+/// Longest stack that is written, inlined functions included.
+const MAX_NAMED: usize = 4 * unwind::MAX_FRAMES;
+
+/// The frames of a walk, and whether some were left out.
+fn named(space: &mut modules::Space<'_>, walk: &[Pc]) -> (Vec<Frame>, bool) {
+    let mut frames = Vec::with_capacity(walk.len());
+    for pc in walk {
+        frames.extend(space.frames(pc.site()).into_iter().map(|found| found.frame));
+        if frames.len() > MAX_NAMED {
+            frames.truncate(MAX_NAMED);
+            return (frames, true);
+        }
+    }
+    (frames, false)
 }
 
 /// Equal for stacks that read the same, and never 0.

@@ -1,6 +1,7 @@
 //! What processes have mapped: from an address to the file, the place in it, and the function's name.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::files::{FileId, Files};
@@ -151,34 +152,50 @@ impl Space<'_> {
         Some(Place { file, offset, stated, closed })
     }
 
-    /// Name of the code at `address`.
-    pub(super) fn frame(&mut self, address: u64) -> Frame {
-        let Some(place) = self.place(address) else {
-            return Frame { offset: address, ..Frame::default() };
+    /// The functions around the code at `address`, innermost first: those that are inlined there, and the one that
+    /// has the code. One frame at least.
+    pub(super) fn frames(&mut self, address: u64) -> Vec<SourceFrame> {
+        let Some(place) = self.place(address) else { return vec![unnamed(String::new(), address)] };
+        let functions = match (place.file, place.stated) {
+            (Some(file), Some(stated)) => self.modules.files.functions(file, stated, self.pid),
+            _ => Arc::from([]),
         };
-        let function = match (place.file, place.stated) {
-            (Some(file), Some(stated)) => self.modules.files.name(file, stated, self.pid),
-            _ => None,
+        let Some(process) = self.modules.processes.get_mut(&self.pid) else {
+            return vec![unnamed(String::new(), address)];
         };
-        let Some(process) = self.modules.processes.get_mut(&self.pid) else { return Frame::default() };
-        if let Some(function) = function {
-            let module = process.module(address).map(|module| module.name.clone()).unwrap_or_default();
-            return Frame { function: function.to_string(), module, offset: 0 };
+        let module = process.module(address).map(|module| module.name.clone()).unwrap_or_default();
+        if !functions.is_empty() {
+            let frames = functions.iter().map(|function| SourceFrame {
+                frame: Frame { function: function.name.to_string(), module: module.clone(), offset: 0 },
+                file: Arc::clone(&function.file),
+                line: function.line,
+            });
+            return frames.collect();
         }
         if place.file.is_none()
             && let Some(function) = process.perf_map.find(self.pid, address)
         {
-            return Frame { function, module: "[jit]".to_owned(), offset: 0 };
+            let frame = Frame { function, module: "[jit]".to_owned(), offset: 0 };
+            return vec![SourceFrame { frame, ..SourceFrame::default() }];
         }
-        match process.module(address) {
-            // Anonymous memory has no file: the address itself tells most.
-            Some(module) if module.name.is_empty() => Frame { offset: address, ..Frame::default() },
-            Some(module) => {
-                Frame { function: String::new(), module: module.name.clone(), offset: place.offset }
-            }
-            None => Frame { offset: address, ..Frame::default() },
-        }
+        // Anonymous memory has no file: the address itself tells most.
+        let offset = if module.is_empty() { address } else { place.offset };
+        vec![unnamed(module, offset)]
     }
+}
+
+/// A frame, and where in its source the program was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct SourceFrame {
+    pub frame: Frame,
+    /// Empty where unknown.
+    pub file: Arc<str>,
+    /// 0: unknown.
+    pub line: u32,
+}
+
+fn unnamed(module: String, offset: u64) -> SourceFrame {
+    SourceFrame { frame: Frame { function: String::new(), module, offset }, ..SourceFrame::default() }
 }
 
 impl AddressSpace for Space<'_> {
@@ -186,6 +203,12 @@ impl AddressSpace for Space<'_> {
         let Some(place) = self.place(address) else { return Code::Unmapped };
         let (Some(file), Some(stated)) = (place.file, place.stated) else { return Code::Bare };
         self.modules.files.row(file, stated).map_or(Code::Bare, Code::Rules)
+    }
+
+    fn is_start(&mut self, address: u64) -> bool {
+        let Some(place) = self.place_as_known(address) else { return false };
+        let (Some(file), Some(stated)) = (place.file, place.stated) else { return false };
+        self.modules.files.is_start(file, stated)
     }
 
     fn follows_call(&mut self, address: u64) -> bool {
@@ -217,16 +240,16 @@ mod tests {
         let address = is_call as *const () as u64;
         let mut modules = Modules::default();
         modules.add(pid);
-        let named = modules.space(pid).frame(address);
+        let named = modules.space(pid).frames(address).remove(0).frame;
         assert_eq!(named.function, "stallscope::symbols::modules::is_call");
         modules.files.close_down_to(0, None);
         // Read just now: the frame says where it is, and the mappings are left alone.
         modules.processes.get_mut(&pid).unwrap().last_read = Some(Instant::now());
-        let unnamed = modules.space(pid).frame(address);
+        let unnamed = modules.space(pid).frames(address).remove(0).frame;
         assert_eq!((unnamed.function.as_str(), &unnamed.module), ("", &named.module));
         assert!(unnamed.offset > 0);
         modules.processes.get_mut(&pid).unwrap().last_read = None;
-        assert_eq!(modules.space(pid).frame(address), named);
+        assert_eq!(modules.space(pid).frames(address).remove(0).frame, named);
     }
 
     #[test]

@@ -8,9 +8,10 @@
 //! local, then the shorter name, then the alphabet.
 //!
 //! A symbol's size is respected: an address between two functions has no name. Symbols of size 0
-//! (hand-written assembly) reach to the next symbol, and 4 KiB at most.
+//! (hand-written assembly) reach to the next symbol, and 4 KiB at most; where only exported functions are known,
+//! 64 bytes at most.
 //!
-//! Compressed symbols (`.gnu_debugdata`) and stubs of the procedure linkage table are not read.
+//! Stubs of the procedure linkage table are not read.
 
 use std::cmp::Reverse;
 
@@ -33,6 +34,8 @@ const MAX_ALIASES: usize = 64;
 const MAX_SYMBOL: usize = 4096;
 /// Reach of a symbol without a size, bytes.
 const UNSIZED_REACH: u32 = 4096;
+/// The same in `.dynsym`, which lacks the functions between: few pieces of assembly are longer.
+const UNSIZED_EXPORTED_REACH: u32 = 64;
 /// Symbols looked back at for one that encloses an address.
 const LOOK_BACK: usize = 16;
 /// String table read at once to compare names, bytes, and how often.
@@ -49,7 +52,7 @@ struct Entry {
 }
 
 /// Functions of one symbol table, by address.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     base: u64,
     strings_offset: u64,
@@ -82,7 +85,8 @@ impl Index {
             };
             entries.extend(best.map(|candidate| candidate.entry));
         }
-        give_sizes(&mut entries, image);
+        let exported = image.dynsym == Some(table);
+        give_sizes(&mut entries, image, if exported { UNSIZED_EXPORTED_REACH } else { UNSIZED_REACH });
         Index {
             base: image.base(),
             strings_offset: table.strings_offset,
@@ -94,6 +98,38 @@ impl Index {
     /// Resident bytes.
     pub(super) fn memory(&self) -> usize {
         self.entries.len() * size_of::<Entry>()
+    }
+
+    /// Appends the entries, twelve bytes each.
+    pub(super) fn pack(&self, out: &mut Vec<u8>) {
+        out.reserve(self.memory());
+        for entry in &self.entries {
+            for number in [entry.address, entry.size, entry.name] {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+    }
+
+    /// Longest result of [`Index::pack`] for a table.
+    pub(super) fn packed_size(table: SymbolTable) -> usize {
+        let symbols = usize::try_from(table.size / SYMBOL_SIZE as u64).unwrap_or(usize::MAX);
+        symbols.min(MAX_ENTRIES + CHUNK) * size_of::<Entry>()
+    }
+
+    /// The index of `table` that was packed. `None` where it is none.
+    pub(super) fn unpack(bytes: &[u8], table: SymbolTable, base: u64) -> Option<Index> {
+        let (entries, rest) = bytes.as_chunks::<12>();
+        let number = |entry: &[u8; 12], at| u32_at(entry, at).unwrap_or_default();
+        let entries: Box<[Entry]> = entries
+            .iter()
+            .map(|entry| Entry { address: number(entry, 0), size: number(entry, 4), name: number(entry, 8) })
+            .collect();
+        (rest.is_empty() && entries.is_sorted_by_key(|entry| entry.address)).then_some(Index {
+            base,
+            strings_offset: table.strings_offset,
+            strings_size: table.strings_size,
+            entries,
+        })
     }
 
     /// Where the name of the function around the stated `address` is.
@@ -119,14 +155,14 @@ impl Index {
 }
 
 /// Symbols without a size get one: up to the next symbol or the segment's end.
-fn give_sizes(entries: &mut [Entry], image: &Elf) {
+fn give_sizes(entries: &mut [Entry], image: &Elf, reach: u32) {
     let mut next = u32::MAX;
     for entry in entries.iter_mut().rev() {
         if entry.size == 0 {
             let address = image.base().saturating_add(u64::from(entry.address));
             let room = image.code_end(address).map_or(0, |end| end.saturating_sub(address));
             let room = u32::try_from(room).unwrap_or(u32::MAX);
-            entry.size = UNSIZED_REACH.min(next.saturating_sub(entry.address)).min(room);
+            entry.size = reach.min(next.saturating_sub(entry.address)).min(room);
         }
         next = entry.address;
     }

@@ -113,6 +113,14 @@ impl RegisterFile {
         self.set(arch::FP, Some(value), Origin::Unclear);
     }
 
+    /// The registers of the caller whose return address is at `place`: its frame pointer is taken to be as it was.
+    pub(super) fn guess_return(&mut self, place: u64) {
+        let pointer = self.frame_pointer();
+        *self = RegisterFile::empty();
+        self.set(arch::SP, place.checked_add(8), Origin::Unclear);
+        self.set(arch::FP, pointer, Origin::Unclear);
+    }
+
     /// Turns these registers into the caller's. What decided about that is added to `decisive`.
     pub(super) fn step(
         &mut self,

@@ -54,11 +54,25 @@ impl Source {
         Ok((Source::File(file), identity))
     }
 
+    /// Takes an open file, as [`Source::open`] opens them.
+    pub(super) fn of(file: File) -> io::Result<(Source, Identity)> {
+        let identity = check(&file.metadata()?)?;
+        Ok((Source::File(file), identity))
+    }
+
     /// Identity of the file now; `None` for memory.
     pub(super) fn identity(&self) -> Option<Identity> {
         match self {
             Source::File(file) => file.metadata().ok().map(|metadata| Identity::of(&metadata)),
             Source::Memory(_) => None,
+        }
+    }
+
+    /// Resident bytes.
+    pub(super) fn memory(&self) -> usize {
+        match self {
+            Source::File(_) => 0,
+            Source::Memory(bytes) => bytes.len(),
         }
     }
 

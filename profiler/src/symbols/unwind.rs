@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::cfi::{Cfa, Row, Rule};
-use super::decisive::Decisive;
+use super::decisive::{Decisive, Origin};
 use super::registers::{FRAME_POINTER, Memory, RETURN, RegisterFile, Step, frame_record};
 use crate::probes::event::Registers;
 
@@ -15,6 +15,10 @@ pub(super) const MAX_FRAMES: usize = 256;
 const MAX_SCAN: u64 = 8192;
 /// Return addresses among them from which a walk is tried.
 const MAX_TRIALS: u32 = 64;
+/// Words that are looked through for a return address of code without rules: such functions have small frames.
+const MAX_BARE_SCAN: u64 = 128;
+/// Guesses about code without rules in one walk.
+const MAX_BARE: u32 = 32;
 
 /// A program counter of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,11 +64,17 @@ pub(super) trait AddressSpace {
     /// Whether the instruction before `address` is a call.
     fn follows_call(&mut self, address: u64) -> bool;
 
+    /// Whether a program starts there.
+    fn is_start(&mut self, _address: u64) -> bool {
+        false
+    }
+
     /// Whether the rules say that `address` has no caller.
     fn is_outermost(&mut self, address: u64) -> bool {
         match self.code(address) {
             Code::Rules(row) => matches!(row.rule(RETURN), Some(Rule::Undefined)),
-            Code::Bare | Code::Unmapped => false,
+            Code::Bare => self.is_start(address),
+            Code::Unmapped => false,
         }
     }
 }
@@ -112,8 +122,12 @@ impl Memory for Snippet<'_> {
 
 /// Unwinds from `registers` as far as rules and memory lead.
 pub(super) fn walk(space: &mut impl AddressSpace, registers: Registers, memory: &mut impl Memory) -> Walk {
-    let mut walker =
-        Walker { file: RegisterFile::new(registers), pc: Pc::exact(registers.ip), walk: Walk::default() };
+    let mut walker = Walker {
+        bare: 0,
+        file: RegisterFile::new(registers),
+        pc: Pc::exact(registers.ip),
+        walk: Walk::default(),
+    };
     while let Some(row) = walker.advance(space, memory) {
         if !walker.find_frame_pointer(&row, space, memory) {
             break;
@@ -125,6 +139,8 @@ pub(super) fn walk(space: &mut impl AddressSpace, registers: Registers, memory: 
 /// A walk that is under way.
 #[derive(Clone)]
 struct Walker {
+    /// Guesses behind code without rules so far, which are made within each other.
+    bare: u32,
     file: RegisterFile,
     pc: Pc,
     walk: Walk,
@@ -156,13 +172,77 @@ impl Walker {
                             .then_some(row);
                     }
                 },
+                Code::Bare if space.is_start(self.pc.site()) => {
+                    self.walk.complete = true;
+                    return None;
+                }
                 Code::Bare | Code::Unmapped => {
+                    if self.leave_bare(space, memory) {
+                        return None;
+                    }
                     let decisive = &mut self.walk.decisive;
                     Pc::after_call(self.file.step_by_frame_pointer(memory, decisive)?)
                 }
             };
         }
         None
+    }
+
+    /// Walks to the thread's start from code that has no rules: by the frame pointer, or else as [`Walker::find_return`].
+    fn leave_bare(&mut self, space: &mut impl AddressSpace, memory: &mut impl Memory) -> bool {
+        if self.bare >= MAX_BARE {
+            return false;
+        }
+        let mut trial = self.clone();
+        let address = trial.file.step_by_frame_pointer(memory, &mut trial.walk.decisive);
+        if let Some(address) = address {
+            trial.pc = Pc::after_call(address);
+            if self.become_if_complete(trial, space, memory) {
+                return true;
+            }
+        }
+        self.find_return(space, memory)
+    }
+
+    /// Looks for the return address of code that has no rules and keeps no frame pointer, as musl's C library on
+    /// Debian: the lowest one in the stack above from which the rest of the walk leads to the thread's start.
+    ///
+    /// On success the walk is at its end.
+    fn find_return(&mut self, space: &mut impl AddressSpace, memory: &mut impl Memory) -> bool {
+        for slot in 0..MAX_BARE_SCAN {
+            let Some(place) = self.file.stack_pointer().checked_add(slot * 8) else { return false };
+            let Some(address) = memory.read(place) else { return false };
+            if !space.follows_call(address) {
+                continue;
+            }
+            if self.bare >= MAX_BARE {
+                return false;
+            }
+            let mut trial = self.clone();
+            trial.file.guess_return(place);
+            trial.pc = Pc::after_call(address);
+            trial.walk.decisive.add(Origin::Unclear);
+            if self.become_if_complete(trial, space, memory) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn become_if_complete(
+        &mut self,
+        mut trial: Walker,
+        space: &mut impl AddressSpace,
+        memory: &mut impl Memory,
+    ) -> bool {
+        trial.bare += 1;
+        let _ = trial.advance(space, memory);
+        self.bare = trial.bare;
+        let complete = trial.walk.complete && trial.pc_is_outermost(space);
+        if complete {
+            *self = trial;
+        }
+        complete
     }
 
     /// Looks for the frame of a function that is found by the frame pointer only, in the stack above: at

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
+
 use super::diag::{self, DiagSocket, LISTEN, Protocol, SYN_SENT, SocketKey};
 use super::netlink::{Netlink, NetlinkError};
 use super::owners::{Owner, Owners};
@@ -25,6 +27,22 @@ pub(super) struct Counted {
     pub(super) listed: usize,
 }
 
+/// Whether a look lists all sockets of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// About every second, and less often where there are many; in between the known sockets are asked for.
+    WhereCheap,
+    /// In any case.
+    Tcp,
+    /// In any case, and the UDP ones too.
+    WithUdp,
+}
+
+/// Processor time that this thread has used: what a look costs, however busy the machine is.
+pub(super) fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
+}
+
 /// A namespace, and the targets in it.
 #[derive(Debug)]
 pub(super) struct Namespace {
@@ -35,6 +53,7 @@ pub(super) struct Namespace {
     /// TCP sockets of the targets at the last list.
     known: Vec<(SocketKey, Owner)>,
     listed: Option<Instant>,
+    /// Processor time of the last list.
     list_cost: Duration,
     /// What asking for one socket took the last time.
     query_cost: Duration,
@@ -68,16 +87,21 @@ impl Namespace {
         self.listed = None;
     }
 
-    pub(super) fn look(&mut self, at_start: bool, udp: bool, into: &mut Counted) -> Result<(), NetlinkError> {
-        if !at_start && !udp && self.is_listed_lately() && self.is_asking_cheaper() {
+    pub(super) fn look(
+        &mut self,
+        at_start: bool,
+        full: Full,
+        into: &mut Counted,
+    ) -> Result<(), NetlinkError> {
+        if full == Full::WhereCheap && self.is_listed_lately() && self.is_asking_cheaper() {
             return self.ask(into);
         }
-        let begin = Instant::now();
+        let begin = processor_time();
         let sockets = self.list(Protocol::Tcp, at_start, into)?;
         self.known = sockets;
-        self.list_cost = begin.elapsed();
+        self.list_cost = processor_time().saturating_sub(begin);
         self.listed = Some(Instant::now());
-        if udp {
+        if full == Full::WithUdp {
             self.list(Protocol::Udp, at_start, into)?;
         }
         Ok(())
@@ -123,7 +147,7 @@ impl Namespace {
 
     /// Asks for the known TCP sockets, each by its key, and forgets those that are closed.
     fn ask(&mut self, into: &mut Counted) -> Result<(), NetlinkError> {
-        let begin = Instant::now();
+        let begin = processor_time();
         let count = u32::try_from(self.known.len()).unwrap_or(u32::MAX).max(1);
         let mut result = Ok(());
         self.known.retain(|(key, owner)| {
@@ -142,7 +166,7 @@ impl Namespace {
                 }
             }
         });
-        self.query_cost = begin.elapsed() / count;
+        self.query_cost = processor_time().saturating_sub(begin) / count;
         result
     }
 }

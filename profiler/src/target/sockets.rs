@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -11,7 +11,8 @@ use super::netlink::NetlinkError;
 use super::netns;
 use super::root::{ProcRoot, ReadError};
 use super::route::{self, Route};
-use super::sampler::{Counted, Namespace, open_sockets};
+pub use super::sampler::Full;
+use super::sampler::{Counted, Namespace, open_sockets, processor_time};
 use crate::trace::record::SocketSample;
 
 /// Why the sockets of a namespace cannot be looked at.
@@ -99,23 +100,22 @@ impl SocketSamplers {
         });
     }
 
-    /// Looks at the TCP sockets of all targets; `udp` asks for the UDP ones too, and for a full list in any
-    /// case. Otherwise sockets that are known from the last full list are asked for one by one where that is
-    /// cheaper, and new ones appear with the next list, about every second.
+    /// Looks at the TCP sockets of all targets. Without a full list, sockets that are known from the last one are
+    /// asked for one by one where that is cheaper, and new ones appear with the next list.
     ///
     /// Each sample carries the time at which it was asked for.
-    pub fn look(&mut self, at_start: bool, udp: bool) -> Look {
-        let begin = Instant::now();
+    pub fn look(&mut self, at_start: bool, full: Full) -> Look {
+        let begin = processor_time();
         let mut look = Look::default();
         let mut counted = Counted::default();
         for (&number, namespace) in &mut self.namespaces {
-            if let Err(source) = namespace.look(at_start, udp, &mut counted) {
+            if let Err(source) = namespace.look(at_start, full, &mut counted) {
                 look.errors.push(SocketError::Netlink { namespace: number, source });
             }
         }
         look.samples = counted.samples;
         look.listed = counted.listed;
-        look.cost = begin.elapsed();
+        look.cost = processor_time().saturating_sub(begin);
         look
     }
 
@@ -161,7 +161,7 @@ mod tests {
 
         let mut samplers = SocketSamplers::new(root);
         samplers.add(own).unwrap();
-        let look = samplers.look(true, false);
+        let look = samplers.look(true, Full::Tcp);
         assert!(look.errors.is_empty(), "{:?}", look.errors);
         assert!(look.listed >= 3 && look.cost > Duration::ZERO);
         let find = |local: SocketAddr, peer: SocketAddr| {
@@ -189,15 +189,15 @@ mod tests {
             let far = |sample: &&SocketSample| ends(sample).1 == local;
             look.samples.iter().find(far).map(|sample| sample.receive_queue)
         };
-        assert_eq!(queue(&samplers.look(true, true)), Some(0));
+        assert_eq!(queue(&samplers.look(true, Full::WithUdp)), Some(0));
         client.write_all(&[0; 500]).unwrap();
-        let mut quick = samplers.look(false, false);
+        let mut quick = samplers.look(false, Full::WhereCheap);
         while quick.listed > 0 {
-            quick = samplers.look(false, false);
+            quick = samplers.look(false, Full::WhereCheap);
         }
         assert_eq!(queue(&quick), Some(500));
         drop(server);
-        assert_eq!(queue(&samplers.look(false, false)), None);
+        assert_eq!(queue(&samplers.look(false, Full::WhereCheap)), None);
     }
 
     #[test]
@@ -210,8 +210,8 @@ mod tests {
         let mut samplers = SocketSamplers::new(root);
         samplers.add(own).unwrap();
         let has = |look: &Look| look.samples.iter().any(|sample| ends(sample).0 == local);
-        assert!(!has(&samplers.look(false, false)));
-        let look = samplers.look(false, true);
+        assert!(!has(&samplers.look(false, Full::WhereCheap)));
+        let look = samplers.look(false, Full::WithUdp);
         let sample = look.samples.iter().find(|sample| ends(sample).0 == local).unwrap();
         assert_eq!(ends(sample).1, "127.0.0.1:53".parse().unwrap());
         assert_eq!((sample.socket.kind, sample.socket.state, sample.rtt_ns), (2, 1, 0));
@@ -226,7 +226,7 @@ mod tests {
         samplers.add(own).unwrap();
         assert_eq!(samplers.namespaces.len(), 1);
         samplers.remove(own);
-        assert_eq!(samplers.look(false, true).listed, 0);
+        assert_eq!(samplers.look(false, Full::WithUdp).listed, 0);
         assert!(samplers.add(u32::MAX).unwrap_err().is_gone());
     }
 

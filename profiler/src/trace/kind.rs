@@ -76,8 +76,10 @@ kinds! {
     Retransmit = 13,
     Socket = 14,
     Stack = 15,
+    PythonStack = 24,
     ThreadTime = 16,
     CallCount = 17,
     Loss = 18,
     End = 19,
+    Topology = 40,
 }

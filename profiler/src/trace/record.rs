@@ -32,11 +32,13 @@ pub enum Record {
     Retransmit(Retransmit),
     Socket(SocketSample),
     Stack(Stack),
+    PythonStack(PythonStack),
     ThreadTime(ThreadTime),
     CallCount(CallCount),
     Loss(Loss),
     /// Last record of a recording that ended in order.
     End(End),
+    Topology(TopologyFile),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -351,6 +353,31 @@ pub struct Frame {
     pub offset: u64,
 }
 
+/// The Python functions that a thread was in, with the native stack that they belong to. Waits refer to it as their user
+/// stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PythonStack {
+    pub id: u64,
+    /// Id of the [`Stack`] with the frames of the interpreter, 0: none.
+    pub native: u64,
+    /// Innermost first.
+    pub frames: Vec<PythonFrame>,
+    /// Functions further out were left out.
+    pub truncated: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PythonFrame {
+    /// Qualified from CPython 3.11 on.
+    pub function: String,
+    /// As the code object has it: most often a path in the target's own root.
+    pub file: String,
+    /// Line that was executed, 0: unknown.
+    pub line: u32,
+    /// The interpreter was entered from C with this function; the next one inward came by a call within it.
+    pub entry: bool,
+}
+
 /// CPU times of a thread from `/proc/PID/task/TID/schedstat`, cumulative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadTime {
@@ -386,4 +413,13 @@ pub struct End {
     pub time_ns: u64,
     /// `duration`, `signal`, `targets exited`, `error: …`.
     pub reason: String,
+}
+
+/// The topology that the recording was given, with the addresses of its hosts as far as they were known there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopologyFile {
+    /// As the user named it.
+    pub path: String,
+    /// In the own form (TOML), whatever the form of the file.
+    pub text: String,
 }

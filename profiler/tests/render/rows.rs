@@ -37,6 +37,7 @@ pub fn coverage() -> CoverageRow {
             ("connect".to_owned(), 2),
         ]),
         losses: BTreeMap::from([("ring full".to_owned(), 12), ("stack map full".to_owned(), 0)]),
+        python: None,
     }
 }
 

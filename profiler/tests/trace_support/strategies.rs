@@ -6,10 +6,11 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use stallscope::trace::TraceWriter;
+use stallscope::trace::kind::Kind;
 use stallscope::trace::record::{
     ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
-    Handshake, Host, Life, LifeEvent, Loss, Process, Record, Retransmit, Sched, Socket, SocketSample, Space,
-    Stack, Thread, ThreadTime, Wait, WaitFlags, Window,
+    Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Sched,
+    Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
 };
 
 use profiler_common::{Api, Call};
@@ -162,6 +163,13 @@ fn stack() -> impl Strategy<Value = Stack> {
     )
 }
 
+fn python_stack() -> impl Strategy<Value = PythonStack> {
+    let frame = (text(), text(), any::<u32>(), any::<bool>())
+        .prop_map(|(function, file, line, entry)| PythonFrame { function, file, line, entry });
+    (any::<[u64; 2]>(), vec(frame, 0..6), any::<bool>())
+        .prop_map(|([id, native], frames, truncated)| PythonStack { id, native, frames, truncated })
+}
+
 fn life() -> impl Strategy<Value = Life> {
     let events = [LifeEvent::Fork, LifeEvent::Thread, LifeEvent::Exec, LifeEvent::Exit];
     (number(), 0..4_usize, any::<[u32; 3]>(), text()).prop_map(
@@ -226,6 +234,7 @@ fn about_the_target() -> impl Strategy<Value = Record> {
             }
         ),
         stack().prop_map(Record::Stack),
+        python_stack().prop_map(Record::PythonStack),
     ]
 }
 
@@ -245,6 +254,7 @@ pub fn record() -> impl Strategy<Value = Record> {
         1 => (number(), any::<u32>(), socket())
             .prop_map(|(time_ns, pid, socket)| Record::Retransmit(Retransmit { time_ns, pid, socket })),
         1 => sample().prop_map(Record::Socket),
+        1 => (text(), text()).prop_map(|(path, text)| Record::Topology(TopologyFile { path, text })),
     ]
 }
 
@@ -264,8 +274,9 @@ pub fn write_trace(path: &Path, records: &[Record], per_flush: usize) {
     writer.finish(end()).unwrap();
 }
 
-/// Records in the order of their kinds; the order within a kind stays.
+/// Records in the order in which a flush writes their kinds; the order within a kind stays.
 pub fn by_kind(mut records: Vec<Record>) -> Vec<Record> {
-    records.sort_by_key(stallscope::trace::kind::Kind::of);
+    let place = |record: &Record| Kind::ALL.iter().position(|kind| *kind == Kind::of(record));
+    records.sort_by_key(place);
     records
 }

@@ -6,10 +6,12 @@
 //! the report must have seen at least as many calls as the loop made.
 
 mod cost;
+mod diff;
 mod empty;
 pub mod looper;
 mod rate;
 mod stats;
+mod symbols;
 
 use std::fs;
 
@@ -22,10 +24,28 @@ pub struct Options {
     /// Rounds of the cost comparison
     #[arg(long, default_value_t = 11)]
     rounds: usize,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(clap::Subcommand)]
+enum Part {
+    /// What recording costs; writes bench/record.md (the default)
+    Record,
+    /// How often `diff` finds a change that is there, and one that is not; writes bench/diff.md
+    Diff,
+    /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
+    Symbols(symbols::Options),
 }
 
 pub fn run(options: &Options) -> Result<()> {
+    if let Some(Part::Symbols(options)) = &options.part {
+        return symbols::run(options);
+    }
     build::run(&build::Options::default())?;
+    if matches!(options.part, Some(Part::Diff)) {
+        return diff::run();
+    }
     let before = load();
     let figures = cost::run(options.rounds)? + &rate::run()?;
     let load =

@@ -226,6 +226,18 @@ fn resolver_services_on_unix_sockets_are_dns_resolve() {
 }
 
 #[test]
+fn a_resolver_service_that_is_not_there_is_no_lookup() {
+    for path in ["/var/run/nscd/socket", "/run/nscd/socket"] {
+        let socket = || Socket { state: 7, ..unix(path) };
+        let refused = Wait { ret: -i64::from(libc::ENOENT), ..call(Call::Connect, vec![socket()]) };
+        let closed = Wait { start_ns: 1500, end_ns: 1700, ..call(Call::Close, vec![socket()]) };
+        let analysis = Trace::new().wait(refused).wait(closed).analyse();
+        assert_eq!(analysis.report.dns, [], "{path}");
+        assert_eq!(analysis.by_cause(), [], "{path}");
+    }
+}
+
+#[test]
 fn an_unconnected_udp_socket_is_dns_resolve_where_a_query_went_out_over_it() {
     let open = || Socket { state: 7, ..udp(5, "0.0.0.0:0") };
     let analysis = Trace::new()

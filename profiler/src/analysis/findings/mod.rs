@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::dns::DnsAnalysis;
 use super::far_end::FarEnds;
+use super::places::Places;
 use super::report::{Finding, Report, Severity};
 use crate::model::cause::Cause;
 use crate::trace::record::Environment;
@@ -20,6 +21,9 @@ mod dns_waiting;
 mod far_side;
 mod interface;
 mod net;
+mod net_hops;
+mod net_hosts;
+mod net_racks;
 mod resolver;
 mod tcp;
 #[cfg(test)]
@@ -35,6 +39,7 @@ pub struct Surroundings<'a> {
     /// With the process that each entry is of, which the report's table leaves out.
     pub environment: &'a [Environment],
     pub far_ends: &'a FarEnds,
+    pub places: &'a Places,
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.

@@ -1,4 +1,4 @@
-//! `net.*`: one peer that is waited for more than others, and hops between racks.
+//! `net.*`: one peer that is waited for more than others, and hops between racks ([`super::net_racks`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -7,16 +7,14 @@ use serde_json::json;
 
 use super::far_side::FarSide;
 use super::text::{ip_of, list, time};
-use super::{Scene, Weight, finding, nanos};
-use crate::analysis::report::{Finding, HopRow, Severity};
+use super::{Scene, Weight, finding, nanos, net_hosts, net_racks};
+use crate::analysis::report::{Finding, Severity};
 use crate::model::cause::Cause;
 
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
     let mut findings = slow_peers(scene);
-    findings
-        .extend(cross_rack_time(scene, "net.cross_rack_latency", "round-trip time", |hop| hop.rtt.p50_ns));
-    findings.extend(cross_rack_time(scene, "net.cross_rack_jitter", "jitter", |hop| hop.jitter_ns));
-    findings.extend(cross_rack_share(scene));
+    net_hosts::add_slow_hosts(scene, &mut findings);
+    findings.extend(net_racks::find(scene));
     findings
 }
 
@@ -191,112 +189,4 @@ fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
         "tids": tids,
     });
     finding("net.slow_peer", severity, Cause::SockRecv, slow.stalled_ns, summary, proof, &advice)
-}
-
-/// Time that threads waited for data of these hosts.
-fn waited_for(scene: &Scene<'_>, hops: &[&HopRow]) -> u64 {
-    let hosts: BTreeSet<&str> = hops.iter().map(|hop| hop.peer.as_str()).collect();
-    let rows = scene.report.sockets.iter().filter(|row| row.direction == "recv");
-    rows.filter(|row| ip_of(&row.peer).is_some_and(|ip| hosts.contains(ip.to_string().as_str())))
-        .map(|row| row.stalled_ns)
-        .sum()
-}
-
-fn median(mut values: Vec<u64>) -> u64 {
-    values.sort_unstable();
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
-}
-
-/// Hops across racks against hops inside the rack, where threads wait for the former.
-fn cross_rack_time(
-    scene: &Scene<'_>,
-    id: &str,
-    what: &str,
-    value: impl Fn(&HopRow) -> u64,
-) -> Option<Finding> {
-    let limits = &scene.thresholds.net;
-    let of = |relation: &str| -> Vec<&HopRow> {
-        let hops = scene.report.hops.iter();
-        hops.filter(|hop| hop.relation == relation && hop.rtt.count >= limits.cross_rack_samples).collect()
-    };
-    let (far, near) = (of("cross-rack"), of("same-rack"));
-    if far.is_empty() || near.is_empty() {
-        return None;
-    }
-    let far_ns = median(far.iter().map(|hop| value(hop)).collect());
-    let near_ns = median(near.iter().map(|hop| value(hop)).collect());
-    let stalled_ns = waited_for(scene, &far);
-    let apart = far_ns as f64 >= limits.cross_rack_ratio * near_ns as f64
-        && far_ns.saturating_sub(near_ns) >= nanos(limits.cross_rack_rtt);
-    if !apart || !scene.counts(stalled_ns, limits.slow_peer_stall) {
-        return None;
-    }
-    let peers: Vec<&str> = far.iter().map(|hop| hop.peer.as_str()).collect();
-    let summary = format!(
-        "{what} across racks is {} against {} inside the rack ({}); {} waited for those peers",
-        time(far_ns),
-        time(near_ns),
-        list(peers.iter().copied()),
-        time(stalled_ns)
-    );
-    let evidence = far.first().map_or("", |hop| hop.relation_evidence.as_str());
-    let proof = json!({
-        "cross_rack_ns": far_ns,
-        "same_rack_ns": near_ns,
-        "cross_rack_peers": peers.iter().take(super::text::LISTED).collect::<Vec<_>>(),
-        "cross_rack_hops": far.len(),
-        "same_rack_hops": near.len(),
-        "relation_evidence": evidence,
-        "stalled_ns": stalled_ns,
-    });
-    let example = peers.first().copied().unwrap_or("PEER");
-    let advice = [
-        format!("mtr -n -c 20 --report {example}    # at which hop it grows; the same for a peer of the own rack"),
-        "Under load only: the uplinks between the racks are full or overflow (ECN, PFC and drop counters of the spine ports). Idle too: the way is long; check the routing.".to_string(),
-        "Order the ranks so that neighbours in the ring share a rack (hostfile or Slurm topology), so that few links cross.".to_string(),
-    ];
-    let severity = scene.severity(Weight { lost_ns: stalled_ns, ..Weight::default() });
-    Some(finding(id, severity, Cause::SockRecv, stalled_ns, summary, proof, &advice))
-}
-
-/// Most bytes cross racks, and threads wait for those peers.
-fn cross_rack_share(scene: &Scene<'_>) -> Option<Finding> {
-    let limits = &scene.thresholds.net;
-    let known: Vec<&HopRow> =
-        scene.report.hops.iter().filter(|hop| hop.relation.ends_with("-rack")).collect();
-    let far: Vec<&HopRow> = known.iter().copied().filter(|hop| hop.relation == "cross-rack").collect();
-    let bytes = |hops: &[&HopRow]| hops.iter().map(|hop| hop.bytes).fold(0, u64::saturating_add);
-    let (total, crossing) = (bytes(&known), bytes(&far));
-    let share = if total == 0 { 0.0 } else { crossing as f64 / total as f64 };
-    let stalled_ns = waited_for(scene, &far);
-    // With no peer in the own rack there is no other way.
-    let choice = known.len() > far.len();
-    if !choice
-        || crossing < limits.cross_rack_bytes
-        || share < limits.cross_rack_share
-        || !scene.counts(stalled_ns, limits.slow_peer_stall)
-    {
-        return None;
-    }
-    let summary = format!(
-        "{:.0} % of the bytes to hosts in known racks cross racks ({} of {} peers); {} waited for those peers",
-        share * 100.0,
-        far.len(),
-        known.len(),
-        time(stalled_ns)
-    );
-    let proof = json!({
-        "cross_rack_bytes": crossing,
-        "bytes": total,
-        "share": share,
-        "cross_rack_hops": far.len(),
-        "hops": known.len(),
-        "stalled_ns": stalled_ns,
-    });
-    let advice = [
-        "Order the ranks by rack (hostfile, Slurm --switches or topology plugin) and compare two recordings: stallscope diff BEFORE AFTER.".to_string(),
-        "The share depends on the rings and trees that NCCL builds: NCCL_TOPO_DUMP_FILE and NCCL_DEBUG=INFO,GRAPH show them.".to_string(),
-    ];
-    let severity = scene.severity(Weight { lost_ns: stalled_ns, ..Weight::default() });
-    Some(finding("net.cross_rack_share", severity, Cause::SockRecv, stalled_ns, summary, proof, &advice))
 }

@@ -115,13 +115,23 @@ pub struct Net {
     pub slow_peer_part: f64,
     /// … and as a multiple of that for the next peer.
     pub slow_peer_lead: f64,
-    /// `net.cross_rack_*`: round-trip times seen on each side of a comparison.
+    /// `net.cross_rack_latency`, `net.slow_peer`: round-trip times (means that the kernel keeps) that a hop needs.
     pub cross_rack_samples: u64,
-    /// `net.cross_rack_latency`, `net.cross_rack_jitter`: multiple of the value inside the rack …
+    /// `net.cross_rack_jitter`: the same.
+    pub cross_rack_jitter_samples: u64,
+    /// `net.cross_rack_latency`, `net.cross_rack_jitter`, `net.slow_peer`: multiple of what it is compared with …
     pub cross_rack_ratio: f64,
     /// … and the difference.
     #[serde(with = "span")]
     pub cross_rack_rtt: Duration,
+    /// `net.cross_rack_latency`, `net.cross_rack_jitter`: hosts across racks …
+    pub cross_rack_peers: u64,
+    /// … of which this share is slow, while this share of those inside the rack is not.
+    #[serde(with = "ratio")]
+    pub cross_rack_agree: f64,
+    /// `net.cross_rack_latency`, `net.cross_rack_jitter`, `net.slow_peer`: waiting that the longer round trips explain.
+    #[serde(with = "span")]
+    pub cross_rack_stall: Duration,
     /// `net.cross_rack_share`: share of all bytes …
     #[serde(with = "ratio")]
     pub cross_rack_share: f64,
@@ -177,9 +187,13 @@ impl Default for Net {
             slow_peer_share: 0.10,
             slow_peer_part: 0.5,
             slow_peer_lead: 2.0,
-            cross_rack_samples: 10,
+            cross_rack_samples: 4,
+            cross_rack_jitter_samples: 10,
             cross_rack_ratio: 2.0,
             cross_rack_rtt: Duration::from_micros(100),
+            cross_rack_peers: 2,
+            cross_rack_agree: 0.75,
+            cross_rack_stall: Duration::from_millis(500),
             cross_rack_share: 0.5,
             cross_rack_bytes: 100_000_000,
         }

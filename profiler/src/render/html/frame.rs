@@ -5,6 +5,7 @@ use std::io::Write;
 use crate::analysis::Analysis;
 use crate::render::RenderError;
 use crate::render::flame::write_svg;
+use crate::render::name::html;
 use crate::render::tree::FlameOptions;
 
 /// Height where the picture does not tell its own, in pixels.
@@ -24,15 +25,23 @@ pub(super) fn write_flame(
 ) -> Result<(), RenderError> {
     let mut picture = Vec::new();
     write_svg(analysis, options, &mut picture)?;
-    let picture = String::from_utf8_lossy(&picture);
+    write_picture(&String::from_utf8_lossy(&picture), &format!("flame graph by {}", options.view), out)
+}
+
+/// A picture as a frame; `title` is for those who do not see it.
+pub(in crate::render) fn write_picture(
+    picture: &str,
+    title: &str,
+    out: &mut dyn Write,
+) -> Result<(), RenderError> {
     // Without the XML declaration and document type, which HTML does not have.
     let picture = picture.find("<svg").and_then(|at| picture.get(at..)).unwrap_or_default();
     let document = format!("<!DOCTYPE html><meta charset=utf-8><style>{STYLE}</style>{picture}");
     let source = document.replace('&', "&amp;").replace('"', "&quot;");
     writeln!(
         out,
-        "<iframe sandbox=\"allow-scripts allow-modals\" title=\"flame graph by {}\" height=\"{}\" srcdoc=\"{source}\"></iframe>",
-        options.view,
+        "<iframe sandbox=\"allow-scripts allow-modals\" title=\"{}\" height=\"{}\" srcdoc=\"{source}\"></iframe>",
+        html(title),
         height(picture).saturating_add(8)
     )?;
     Ok(())

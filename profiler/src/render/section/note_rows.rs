@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::analysis::report::{ProbeRow, Report};
+use crate::analysis::report::{ProbeRow, PythonCoverage, Report};
 use crate::render::name::escape_controls;
 use crate::render::note;
 use crate::render::unit::{count, duration, plural, share};
@@ -63,6 +63,9 @@ pub(in crate::render) fn coverage(report: &Report) -> Vec<(&'static str, String)
         "too short",
         format!("{} below --min-stall, {} in all", plural(below.count, "wait"), duration(below.sum_ns)),
     ));
+    if let Some(python) = &coverage.python {
+        rows.push(("Python", python_functions(python)));
+    }
     rows.push(("calls", note::calls_seen(report, MOST)));
     if report.clock.aligned {
         let error = duration(report.clock.offset_error_ns);
@@ -73,6 +76,22 @@ pub(in crate::render) fn coverage(report: &Report) -> Vec<(&'static str, String)
         rows.push(("in the JSON", elsewhere));
     }
     rows
+}
+
+/// How much of the stalls shows the functions of Python programs.
+fn python_functions(python: &PythonCoverage) -> String {
+    let all = python.with.count + python.without.count;
+    let all_ns = python.with.stalled_ns.saturating_add(python.without.stalled_ns);
+    let mut text = format!(
+        "{} of {} with their functions, {} of the time",
+        count(python.with.count),
+        plural(all, "stall"),
+        share(python.with.stalled_ns, all_ns)
+    );
+    if python.unmatched.count > 0 {
+        text.push_str(&format!(", {} in one block", count(python.unmatched.count)));
+    }
+    text
 }
 
 fn or(text: String, otherwise: &str) -> String {

@@ -11,7 +11,7 @@ const NARROWEST: usize = 8;
 /// Before the first column, and between two.
 const INDENT: usize = 2;
 
-pub(super) fn write_table(table: &Table, out: &mut dyn Write) -> io::Result<()> {
+pub(in crate::render) fn write_table(table: &Table, out: &mut dyn Write) -> io::Result<()> {
     let shown: Vec<usize> = (0..table.columns.len()).filter(|at| !table.columns[*at].is_extra).collect();
     let columns: Vec<Column> = shown.iter().map(|at| table.columns[*at]).collect();
     let rows: Vec<Vec<&str>> = table
@@ -71,7 +71,10 @@ fn write_row(columns: &[Column], widths: &[usize], cells: &[&str], out: &mut dyn
 }
 
 /// Words on the left, texts beside them, wrapped.
-pub(super) fn write_pairs<K: AsRef<str>>(pairs: &[(K, String)], out: &mut dyn Write) -> io::Result<()> {
+pub(in crate::render) fn write_pairs<K: AsRef<str>>(
+    pairs: &[(K, String)],
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let longest = pairs.iter().map(|(key, _)| key.as_ref().chars().count()).max().unwrap_or_default();
     let width = longest.min(30);
     for (key, text) in pairs {
@@ -86,7 +89,7 @@ pub(super) fn write_pairs<K: AsRef<str>>(pairs: &[(K, String)], out: &mut dyn Wr
 
 /// The text in lines of at most `width` characters, broken at spaces; a longer word gets a line of its own.
 /// At least one line.
-pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(in crate::render) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut used = 0;

@@ -3,7 +3,7 @@
 use super::TextOptions;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
+pub(in crate::render) enum Style {
     Plain,
     Heading,
     Critical,
@@ -11,16 +11,16 @@ pub(super) enum Style {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Painter {
+pub(in crate::render) struct Painter {
     colour: bool,
 }
 
 impl Painter {
-    pub(super) fn new(options: TextOptions) -> Painter {
+    pub(in crate::render) fn new(options: TextOptions) -> Painter {
         Painter { colour: options.colour }
     }
 
-    pub(super) fn paint(self, style: Style, text: &str) -> String {
+    pub(in crate::render) fn paint(self, style: Style, text: &str) -> String {
         let code = match style {
             Style::Plain => return text.to_owned(),
             Style::Heading => "1",

@@ -5,6 +5,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::analysis::Analysis;
+use crate::analysis::stall::Stall;
 
 /// Labels of the processes and threads that have stalls, the same whatever a view leaves out.
 #[derive(Clone, Debug, Default)]
@@ -15,8 +16,12 @@ pub struct Labels {
 
 impl Labels {
     pub fn new(analysis: &Analysis) -> Labels {
-        let tasks: BTreeSet<(u32, u32)> =
-            analysis.stalls.iter().map(|stall| (stall.pid, stall.tid)).collect();
+        Labels::of_stalls(analysis, &analysis.stalls)
+    }
+
+    /// The same for stalls that are kept apart from the analysis that has the names.
+    pub fn of_stalls(analysis: &Analysis, stalls: &[Stall]) -> Labels {
+        let tasks: BTreeSet<(u32, u32)> = stalls.iter().map(|stall| (stall.pid, stall.tid)).collect();
         let pids: BTreeSet<u32> = tasks.iter().map(|(pid, _)| *pid).collect();
 
         let mut of_name: HashMap<&str, u32> = HashMap::new();

@@ -1,6 +1,6 @@
 //! The stack view's frames below process and thread.
 
-use super::{FrameKind, Site, ViewFrame};
+use super::{FrameKind, Site, ViewFrame, place};
 use crate::analysis::Analysis;
 use crate::trace::record::{Frame, Stack};
 
@@ -18,7 +18,8 @@ pub(super) fn push_frames(frames: &mut Vec<ViewFrame>, analysis: &Analysis, site
         push_kernel(frames, analysis.stacks.get(&site.kernel_stack));
     }
     let mut leaf = format!("[{}]", site.cause);
-    for part in [site.peer, site.detail] {
+    let place = place::of_leaf(analysis, site);
+    for part in [site.peer, &place, site.detail] {
         if !part.is_empty() {
             leaf.push(' ');
             leaf.push_str(part);

@@ -1,5 +1,9 @@
 use super::*;
+use crate::analysis::places::Places;
 use crate::analysis::report::RankRow;
+use crate::model::Model;
+use crate::model::fixture::{sample_of, tcp};
+use crate::model::topology::Topology;
 use crate::trace::record::{Frame, Space, Stack};
 
 fn frame(function: &str, module: &str) -> Frame {
@@ -135,6 +139,59 @@ fn cause_and_peer_views_have_their_own_roots() {
         "dns.resolve;127.0.0.53:53;python3;python3;getaddrinfo;poll"
     );
     assert_eq!(only_path(&analysis, &of_view(View::Peer)), "127.0.0.53:53;dns.resolve;python3;python3");
+}
+
+/// Process 10 sits in rack A.
+fn in_racks(stalls: Vec<Stall>) -> Analysis {
+    let topology = "[[rack]]\nname = \"A\"\ncidrs = [\"10.0.1.0/24\"]\n[[rack]]\nname = \"B\"\n\
+        cidrs = [\"10.0.2.0/24\"]\naddresses = { node07 = [\"10.0.2.7\"] }\n";
+    let samples = vec![sample_of(10, "10.0.1.1:4000", tcp(1, "10.0.2.7:40112"))];
+    let model = Model { samples, ..Model::default() };
+    let places = Places::new(&model, Some(Topology::parse(topology).unwrap()));
+    Analysis { places, ..analysis(vec![], stalls) }
+}
+
+fn waiting(cause: Cause, peer: &str, detail: &str) -> Stall {
+    Stall { cause, peer: peer.to_owned(), detail: detail.to_owned(), api: "", call: "recv", ..stall(5) }
+}
+
+#[test]
+fn leaves_of_tcp_peers_say_rack_and_relation() {
+    let leaf = |cause, peer: &str, detail: &str| {
+        let path = only_path(&in_racks(vec![waiting(cause, peer, detail)]), &FlameOptions::default());
+        path.rsplit(';').next().unwrap().to_owned()
+    };
+    assert_eq!(leaf(Cause::SockRecv, "10.0.2.7:40112", ""), "[sock.recv] 10.0.2.7:40112 rack B cross-rack");
+    assert_eq!(
+        leaf(Cause::TcpConnect, "10.0.1.9:29500", "SYN unanswered"),
+        "[tcp.connect] 10.0.1.9:29500 rack A same-rack SYN unanswered"
+    );
+    assert_eq!(leaf(Cause::SockSend, "10.0.3.9:80", ""), "[sock.send] 10.0.3.9:80 rack unknown");
+    assert_eq!(leaf(Cause::SockRecv, "127.0.0.1:80", ""), "[sock.recv] 127.0.0.1:80 rack A same-host");
+    // Not a TCP peer, and a local socket.
+    assert_eq!(leaf(Cause::DnsResolve, "10.0.2.7:53", "a"), "[dns.resolve] 10.0.2.7:53 a");
+    assert_eq!(leaf(Cause::SockRecv, "/run/x", ""), "[sock.recv] /run/x");
+}
+
+#[test]
+fn the_peer_view_goes_from_the_relation_to_the_connection() {
+    let stalls = vec![
+        waiting(Cause::SockRecv, "10.0.2.7:40112", ""),
+        waiting(Cause::SockRecv, "10.0.1.9:80", ""),
+        waiting(Cause::SockRecv, "[fd00::1]:80", ""),
+        waiting(Cause::DnsResolve, "/run/nscd/socket", ""),
+        waiting(Cause::Other, "", ""),
+    ];
+    assert_eq!(
+        paths(&in_racks(stalls), &of_view(View::Peer)),
+        [
+            "cross-rack;rack B;node07;10.0.2.7:40112;sock.recv;python3;python3",
+            "same-host;/run/nscd/socket;dns.resolve;python3;python3",
+            "same-rack;rack A;10.0.1.9;10.0.1.9:80;sock.recv;python3;python3",
+            "unknown;[unknown peer];other;python3;python3",
+            "unknown;rack unknown;fd00::1;[fd00::1]:80;sock.recv;python3;python3",
+        ]
+    );
 }
 
 #[test]

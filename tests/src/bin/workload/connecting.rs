@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 
 use super::sys::{connect, epoll_wait_one, monotonic_ns, outcome, socket_error, tcp_socket};
-use super::{Arguments, done, go, ready};
+use super::{Arguments, busy_ns, done, done_with, go, ready};
 
 /// `connect PEER [TIMES]`: blocking, one after the other; reports the last outcome and the summed time.
 pub fn blocking(arguments: &Arguments) {
@@ -54,15 +54,16 @@ pub fn parallel(arguments: &Arguments) {
     go();
     let one = move || {
         let fd = tcp_socket(peer, 0);
-        let start = monotonic_ns();
+        let (start, busy) = (monotonic_ns(), busy_ns());
         let result = connect(fd, peer);
-        (result, monotonic_ns() - start)
+        (result, monotonic_ns() - start, busy_ns() - busy)
     };
     let threads: Vec<_> = (0..arguments.get(1)).map(|_| std::thread::spawn(one)).collect();
     let results: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("connects")).collect();
-    let ns: u64 = results.iter().map(|(_, ns)| ns).sum();
-    let result = results.last().map_or(0, |(result, _)| *result);
-    done(&format!("result={} ns={ns}", outcome(result)));
+    let ns: u64 = results.iter().map(|(_, ns, _)| ns).sum();
+    let busy = results.iter().map(|(_, _, busy)| busy).sum();
+    let result = results.last().map_or(0, |(result, ..)| *result);
+    done_with(&format!("result={} ns={ns}", outcome(result)), busy);
 }
 
 /// `connect-unix PATH TIMES`: connects to a unix socket again and again.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use super::receiving::stall_outer;
-use super::sys::{checked, connected, send};
+use super::sys::{checked, connected, monotonic_ns, send};
 use super::{Arguments, done, go, ready};
 
 /// `threads COUNT PEER`: that many threads, each blocked in `recv` on a connection of its own.
@@ -70,10 +70,11 @@ pub fn fork_then_receive(arguments: &Arguments) {
         }
         std::process::exit(0);
     }
+    let start = monotonic_ns();
     let mut status = 0;
     // SAFETY: waits for the child made above; the status is a local.
     checked(unsafe { libc::waitpid(child, &raw mut status, 0) }, "waitpid");
-    done(&format!("child={child} status={status}"));
+    done(&format!("child={child} status={status} ns={}", monotonic_ns() - start));
 }
 
 /// `exec-recv PEER TIMES`: becomes another program after the word, which asks and waits.

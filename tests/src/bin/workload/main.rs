@@ -3,6 +3,7 @@
 //! Protocol: the program prints `ready key=value …` when it is set up, waits for a line on standard input,
 //! does what its arguments say, prints `done key=value …` and stays until standard input is closed.
 
+mod asking;
 mod connecting;
 mod idling;
 mod living;
@@ -11,6 +12,7 @@ mod resolving;
 mod scheduling;
 mod sys;
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::io::{Write, stdin, stdout};
 use std::str::FromStr;
@@ -53,6 +55,7 @@ fn main() {
         return;
     }
     match command.as_str() {
+        "ask" => asking::ask(&arguments),
         "connect" => connecting::blocking(&arguments),
         "connect-epoll" => connecting::epoll(&arguments),
         "connect-parallel" => connecting::parallel(&arguments),
@@ -94,8 +97,26 @@ fn ready(values: &str) {
     say("ready", values);
 }
 
+/// Says what was measured; `busy` is the thread's processor and run-queue time since the word to go on, and
+/// `end` the clock now.
 fn done(values: &str) {
-    say("done", values);
+    let busy = busy_ns().saturating_sub(BUSY_AT_GO.get());
+    done_with(values, busy);
+}
+
+/// [`done`] for programs whose other threads waited, with the sum of their `busy` times.
+fn done_with(values: &str, busy_ns: u64) {
+    say("done", &format!("{values} busy={busy_ns} end={}", sys::monotonic_ns()));
+}
+
+thread_local! {
+    static BUSY_AT_GO: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Nanoseconds that this thread has run or waited for a processor.
+fn busy_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel has schedstat");
+    text.split_whitespace().take(2).map(|ns| ns.parse::<u64>().expect("a number")).sum()
 }
 
 fn say(what: &str, values: &str) {
@@ -109,6 +130,7 @@ fn go() {
     if stdin().read_line(&mut line).unwrap_or(0) == 0 {
         std::process::exit(0);
     }
+    BUSY_AT_GO.set(busy_ns());
 }
 
 /// Stays until the test closes standard input.

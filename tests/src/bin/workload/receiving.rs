@@ -28,12 +28,13 @@ pub fn receive_now(arguments: &Arguments) {
 }
 
 fn exchange(how: &str, fd: RawFd, times: u32) {
-    let (mut ns, mut looks) = (0, 0);
+    let mut ns = 0;
+    let mut looks = Looks::default();
     let mut each = Vec::new();
     for _ in 0..times {
         assert_eq!(send_bytes(fd, b"?"), 1);
         let start = monotonic_ns();
-        looks += stall_outer(how, fd);
+        looks.add(&stall_outer(how, fd));
         let waited = monotonic_ns() - start;
         ns += waited;
         // Enough of them for the tests that look at each one.
@@ -41,23 +42,51 @@ fn exchange(how: &str, fd: RawFd, times: u32) {
             each.push(waited.to_string());
         }
     }
-    done(&format!("ns={ns} looks={looks} each={}", each.join(",")));
+    let Looks { count, gaps, gap_ns } = looks;
+    done(&format!("ns={ns} looks={count} gaps={gaps} gap_ns={gap_ns} each={}", each.join(",")));
+}
+
+/// How often a program looked, and how often it was kept from looking: by a machine that gives it no time, not
+/// even an account of the time.
+#[derive(Debug, Default)]
+pub struct Looks {
+    count: u64,
+    /// Pauses of more than 5 ms between two looks, and their sum.
+    gaps: u64,
+    gap_ns: u64,
+}
+
+impl Looks {
+    fn add(&mut self, other: &Looks) {
+        self.count += other.count;
+        self.gaps += other.gaps;
+        self.gap_ns += other.gap_ns;
+    }
 }
 
 /// Outer of two functions that tests look for in stacks.
 #[inline(never)]
-pub fn stall_outer(how: &str, fd: RawFd) -> u64 {
+pub fn stall_outer(how: &str, fd: RawFd) -> Looks {
     std::hint::black_box(stall_inner(how, fd))
 }
 
 /// Waits for one reply; how many times it looked.
 #[inline(never)]
-fn stall_inner(how: &str, fd: RawFd) -> u64 {
+fn stall_inner(how: &str, fd: RawFd) -> Looks {
     let mut reply = [0; REPLY];
-    let mut looks = 0;
+    let mut looks = Looks::default();
     let mut filled = 0;
+    let mut last = monotonic_ns();
     while filled < REPLY {
-        looks += 1;
+        looks.count += 1;
+        if matches!(how, "spin" | "yield") {
+            let now = monotonic_ns();
+            if now - last > 5_000_000 {
+                looks.gaps += 1;
+                looks.gap_ns += now - last;
+            }
+            last = now;
+        }
         let rest = &mut reply[filled..];
         let count = match how {
             "blocking" => recv(fd, rest, 0),

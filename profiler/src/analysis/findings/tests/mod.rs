@@ -6,6 +6,7 @@ use super::{Surroundings, Thresholds, find};
 use crate::analysis::dns::DnsAnalysis;
 use crate::analysis::dns::tests::script::Script;
 use crate::analysis::far_end::FarEnds;
+use crate::analysis::places::Places;
 use crate::analysis::report::{Finding, Report, TargetRow};
 use crate::trace::record::Environment;
 
@@ -39,7 +40,8 @@ fn found(
         pid: 100,
     };
     let environment: Vec<Environment> = environment.iter().map(entry).collect();
-    let surroundings = Surroundings { environment: &environment, far_ends };
+    let places = Places::default();
+    let surroundings = Surroundings { environment: &environment, far_ends, places: &places };
     check(find(report, dns, surroundings, &Thresholds::default()))
 }
 

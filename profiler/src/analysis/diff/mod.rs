@@ -1,0 +1,148 @@
+//! What changed between two sets of recordings: pure functions over [`Profile`]s.
+//!
+//! The way: each recording is reduced to a profile ([`reduce`]); a unit is chosen that both sides have ([`unit`]);
+//! names are made comparable ([`name`]); stacks, causes, peers and hops are put side by side, per unit; a bootstrap
+//! says which changes are more than chance ([`bootstrap`]).
+
+pub mod bootstrap;
+pub mod document;
+pub mod environment;
+pub mod name;
+pub mod profile;
+pub mod reduce;
+pub mod series;
+pub mod significance;
+pub mod stacks;
+mod table;
+pub mod unit;
+
+use std::collections::BTreeSet;
+
+use self::bootstrap::Draws;
+use self::document::{Diff, Normaliser, SCHEMA, Side};
+use self::name::PeerNames;
+use self::profile::{Profile, Stacks};
+use self::reduce::Reducer;
+use self::series::Series;
+use self::table::Tables;
+use super::connects::Connects;
+use super::context::Context;
+use super::partition::partition;
+use super::report::TraceState;
+use crate::model::Model;
+
+/// Reduces a recording that is in memory as a whole.
+pub fn profile_of(model: Model, state: TraceState) -> Profile {
+    let mut reducer = Reducer::default();
+    let connects = Connects::new(&model);
+    let context = Context::new(&model);
+    for track in &model.threads {
+        reducer.take(&model, &connects, track, &partition(&context, track));
+    }
+    drop(context);
+    reducer.finish(model, state)
+}
+
+/// Compares the recordings of two sides, at least one each.
+pub fn compare(before: &[Profile], after: &[Profile]) -> Diff {
+    let (old_peers, new_peers) = (peers(before), peers(after));
+    let peers = PeerNames::new(&old_peers, &new_peers);
+    let units = unit::choose(before, after, &peers);
+    let sums = [&units.before, &units.after].map(|side| match units.by {
+        Normaliser::Time => total(side),
+        // Shares of waits by slice add up to whole ones.
+        _ => total(side).round(),
+    });
+    let sums = (sums[0], sums[1]);
+    let stacks = stacks::compare(&merged(before, &peers), &merged(after, &peers), sums);
+    let draws = (Draws::new(before.len(), 0), Draws::new(after.len(), 1));
+    let tables = Tables { before, after, units: &units, sums, draws: &draws, peers: &peers };
+    let causes = tables.causes(&stacks.causes);
+    let total = tables.total(&stacks.causes);
+    Diff {
+        schema: SCHEMA.to_owned(),
+        before: side(before, sums.0),
+        after: side(after, sums.1),
+        sockets: tables.sockets(&total),
+        hops: tables.hops(),
+        total,
+        causes,
+        stacks: stacks.rows,
+        environment: environment::changes(before, after),
+        remarks: remarks(before, after, units.by),
+        normalised_by: units.by,
+        normalised_site: units.site,
+    }
+}
+
+fn peers(side: &[Profile]) -> BTreeSet<&str> {
+    side.iter().flat_map(Profile::peers).collect()
+}
+
+fn total(side: &[Series]) -> f64 {
+    side.iter().flatten().sum()
+}
+
+fn merged(side: &[Profile], peers: &PeerNames<'_>) -> Stacks {
+    let mut merged = Stacks::new();
+    for (key, weight_ns) in side.iter().flat_map(|profile| profile.stacks(peers)) {
+        let sum = merged.entry(key).or_default();
+        *sum = sum.saturating_add(weight_ns);
+    }
+    merged
+}
+
+fn side(profiles: &[Profile], units: f64) -> Side {
+    let sum = |of: fn(&Profile) -> u64| profiles.iter().map(of).fold(0, u64::saturating_add);
+    Side {
+        duration_ns: sum(|profile| profile.duration_ns),
+        stalled_ns: sum(|profile| profile.stalled_ns),
+        steps: None,
+        traces: profiles.len() as u64,
+        units,
+        complete: profiles.iter().all(|profile| profile.state.complete),
+        lost_events: sum(|profile| profile.lost_events),
+    }
+}
+
+/// What the reader must know before the figures.
+fn remarks(before: &[Profile], after: &[Profile], by: Normaliser) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let sides = [("before", before), ("after", after)];
+    for (name, side) in sides {
+        let broken = side.iter().filter(|profile| !profile.state.complete).count();
+        if broken > 0 {
+            remarks.push(format!(
+                "{broken} of {} recordings {name} are not whole: their times are lower bounds",
+                side.len()
+            ));
+        }
+        let lost = side.iter().map(|profile| profile.lost_events).fold(0, u64::saturating_add);
+        if lost > 0 {
+            remarks.push(format!("{lost} events were lost {name}: times are lower bounds"));
+        }
+        let merged = side.iter().map(|profile| profile.merged_waits).fold(0, u64::saturating_add);
+        if merged > 0 {
+            remarks.push(format!("{merged} waits {name} were at too many call sites to be told apart"));
+        }
+    }
+    if before.len() == 1 || after.len() == 1 {
+        let which = match (before.len(), after.len()) {
+            (1, 1) => "with one recording a side",
+            (1, _) => "with one recording before",
+            _ => "with one recording after",
+        };
+        remarks.push(format!(
+            "{which} the variation from run to run could not be seen, only that within a run: give more with \
+             --before and --after"
+        ));
+    }
+    if by == Normaliser::Time {
+        remarks.push(
+            "no wait recurs on both sides, so times are per second: a side that did more work in a second shows it \
+             as a change"
+                .to_owned(),
+        );
+    }
+    remarks
+}

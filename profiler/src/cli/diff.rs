@@ -1,0 +1,105 @@
+//! `stallscope diff`.
+
+use std::io::{IsTerminal, stdout};
+use std::path::{Path, PathBuf};
+
+use super::args::{DiffArgs, DiffFormat};
+use super::error::{CliError, REGRESSION};
+use super::output::{keep_inputs, write_output};
+use super::report::colours_wanted;
+use crate::analysis::diff::document::Diff;
+use crate::analysis::diff::profile::Profile;
+use crate::analysis::diff::{compare, profile_of};
+use crate::model::Model;
+use crate::render::RenderError;
+use crate::render::diff::{write_diff_html, write_diff_json, write_diff_svg, write_diff_text};
+use crate::render::text::TextOptions;
+use crate::trace::TraceReader;
+
+/// Recordings of one side at most; all their profiles are in memory at once.
+const TRACES_MAX: usize = 64;
+
+pub fn run(args: &DiffArgs) -> Result<u8, CliError> {
+    let (before, after) = sides(args)?;
+    if args.format == DiffFormat::Svg && args.output.is_none() && stdout().is_terminal() {
+        let error = CliError::usage("the picture would go to the terminal");
+        return Err(error.with_help("name a file: -o diff.svg; or -o - if the terminal is meant"));
+    }
+    keep_inputs(args.output.as_deref(), before.iter().chain(&after).copied())?;
+    let (old, new) = load(&before, &after)?;
+    let diff = compare(&old, &new);
+    drop((old, new));
+    let colour = args.output.is_none() && colours_wanted();
+    write_output(args.output.as_deref(), |out| match args.format {
+        DiffFormat::Text => write_diff_text(&diff, TextOptions { colour }, out).map_err(RenderError::from),
+        DiffFormat::Json => write_diff_json(&diff, out).map_err(RenderError::from),
+        DiffFormat::Svg => write_diff_svg(&diff, out),
+        DiffFormat::Html => write_diff_html(&diff, out),
+    })?;
+    Ok(args.fail_above.filter(|allowed| is_regression(&diff, *allowed)).map_or(0, |_| REGRESSION))
+}
+
+/// The recordings of each side: the two that stand alone, and those behind `--before` and `--after`.
+fn sides(args: &DiffArgs) -> Result<(Vec<&Path>, Vec<&Path>), CliError> {
+    let before: Vec<&Path> = args.trace_before.iter().chain(&args.before).map(PathBuf::as_path).collect();
+    let after: Vec<&Path> = args.trace_after.iter().chain(&args.after).map(PathBuf::as_path).collect();
+    for (name, flag, side) in [("before", "--before", &before), ("after", "--after", &after)] {
+        if side.is_empty() {
+            return Err(CliError::usage(format!("no recording {name} is named"))
+                .with_help(format!("stallscope diff BEFORE AFTER, or name recordings behind {flag}")));
+        }
+        if side.len() > TRACES_MAX {
+            return Err(CliError::usage(format!("{} recordings {name}; at most {TRACES_MAX}", side.len())));
+        }
+    }
+    Ok((before, after))
+}
+
+/// Both sides at the same time, each on a thread.
+fn load(before: &[&Path], after: &[&Path]) -> Result<(Vec<Profile>, Vec<Profile>), CliError> {
+    let load_side =
+        |side: &[&Path]| side.iter().map(|trace| load_profile(trace)).collect::<Result<Vec<_>, _>>();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| load_side(after));
+        let first = load_side(before)?;
+        let second = second.join().map_err(|_| CliError::new("reading the recordings failed"))??;
+        Ok((first, second))
+    })
+}
+
+/// Reduces a recording to what a diff needs of it, as far as it can be read.
+pub fn load_profile(trace: &Path) -> Result<Profile, CliError> {
+    let mut reader = TraceReader::open(trace)?;
+    let model = Model::from_records(reader.by_ref());
+    Ok(profile_of(model, reader.state()))
+}
+
+/// Whether stalls became longer by more than that share, and not by chance.
+fn is_regression(diff: &Diff, allowed: f64) -> bool {
+    let total = &diff.total;
+    let above = match total.delta_pct {
+        Some(pct) => pct > allowed * 100.0,
+        // From nothing to something is more than any share.
+        None => total.delta_ns > 0,
+    };
+    total.significant && above
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::diff::document::Change;
+
+    #[test]
+    fn only_a_significant_change_above_the_limit_is_a_regression() {
+        let diff = |delta_pct, delta_ns, significant| Diff {
+            total: Change { delta_ns, delta_pct, significant, ..Change::default() },
+            ..Diff::default()
+        };
+        assert!(is_regression(&diff(Some(6.0), 6, true), 0.05));
+        assert!(!is_regression(&diff(Some(5.0), 5, true), 0.05));
+        assert!(!is_regression(&diff(Some(6.0), 6, false), 0.05));
+        assert!(!is_regression(&diff(Some(-60.0), -60, true), 0.05));
+        assert!(is_regression(&diff(None, 1, true), 0.05));
+    }
+}

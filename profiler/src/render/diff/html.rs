@@ -1,0 +1,45 @@
+//! The diff as one HTML file that loads nothing from elsewhere.
+
+use std::io::{BufWriter, Write};
+
+use super::{headline, site, svg, table};
+use crate::analysis::diff::document::Diff;
+use crate::render::RenderError;
+use crate::render::html::frame::write_picture;
+use crate::render::html::{POLICY, STYLE, write_table};
+use crate::render::name::html;
+
+/// Writes the diff with its flame graph.
+pub fn write_diff_html(diff: &Diff, out: &mut dyn Write) -> Result<(), RenderError> {
+    let mut out = BufWriter::new(out);
+    let title = html(&format!("stallscope diff: {}", headline(diff)));
+    writeln!(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
+    writeln!(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">")?;
+    writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
+    writeln!(out, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>")?;
+    for (name, side) in [("before", &diff.before), ("after", &diff.after)] {
+        let text = table::side(side, diff.normalised_by);
+        writeln!(out, "<p class=\"head\">{name}: {}</p>", html(&text))?;
+    }
+    if let Some(site) = site(diff) {
+        writeln!(out, "<p class=\"head\">{}</p>", html(&site))?;
+    }
+    for remark in &diff.remarks {
+        writeln!(out, "<p class=\"head\">{}</p>", html(remark))?;
+    }
+    if diff.environment.is_empty() {
+        writeln!(out, "<h2>Environment changes</h2>\n<p>none</p>")?;
+    }
+    let mut tables = table::tables(diff).into_iter().peekable();
+    if let Some(environment) = tables.next_if(|_| !diff.environment.is_empty()) {
+        write_table(&environment, &mut out)?;
+    }
+    writeln!(out, "<h2>Flame graph of both sides</h2>")?;
+    write_picture(&svg::picture(diff)?, "flame graph of both sides", &mut out)?;
+    for table in tables {
+        write_table(&table, &mut out)?;
+    }
+    writeln!(out, "</body>\n</html>")?;
+    out.flush()?;
+    Ok(())
+}
