@@ -154,9 +154,10 @@ fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> 
     let totals = emit::totals(call)?;
     totals.seen += 1;
     thread.restart = if error == ERESTART_RESTARTBLOCK { call } else { 0 };
-    let recorded = fold(thread, id, &Return { regs, ret, error, now_ns })
-        || ((lasted_ns < settings::min_stall_ns() || thread.stayed_awake()) && !has_failed(call, error));
-    if recorded {
+    let min_ns = settings::min_stall_ns();
+    // Who asks for every call gets those without a sleep too.
+    let is_no_wait = lasted_ns < min_ns || (min_ns > 0 && thread.stayed_awake());
+    if fold(thread, id, &Return { regs, ret, error, now_ns }) || (is_no_wait && !has_failed(call, error)) {
         totals.below += 1;
         totals.below_ns += lasted_ns;
         return None;

@@ -85,3 +85,22 @@ fn pool_and_sleeping_threads_are_idle_and_run_as_long_as_the_kernel_says() {
         }
     }
 }
+
+#[test]
+fn a_call_that_only_copies_is_no_stall_however_long_it_takes() {
+    require_root();
+    let (bytes, times) = (4 << 20, 20);
+    let mut program = Program::start(&["copy", &bytes.to_string(), &times.to_string()]);
+    let (values, trace) = record_run(&mut program);
+    assert!(values.get::<u64>("long") > 0, "no call was long enough to be taken for a wait");
+    let report = trace.report();
+    assert_adds_up(&report);
+    let seen = &report["coverage"]["syscalls_seen"]["recvfrom"];
+    assert_eq!((seen, &report["coverage"]["lost_events"]), (&json!(times), &json!(0)));
+    let received = rows(&report, "sockets", &[("direction", json!("recv"))]);
+    assert!(received.is_empty(), "{received:?}");
+    assert!(rows(&report, "causes", &[("cause", json!("sock.recv"))]).is_empty(), "{:#}", report["causes"]);
+    let thread = rows(&report, "threads", &[("tid", json!(program.pid()))]);
+    let busy = sum(&thread, "running_ns") + sum(&thread, "runnable_ns");
+    assert_between("the copies are work", busy, values.get("ns"), sum(&thread, "wall_ns"));
+}

@@ -75,10 +75,10 @@ impl Slot {
         }
     }
 
-    /// A wait for a lock: on no socket.
-    fn of_lock() -> Slot {
+    /// A wait on no socket.
+    pub(super) fn of_none(base: Cause) -> Slot {
         let nothing = Awaited { socket: SocketId(u32::MAX), state: 0, interest: Interest::Read };
-        Slot::new(nothing, NameId::default(), Cause::Lock)
+        Slot::new(nothing, NameId::default(), base)
     }
 
     pub fn cause_at(&self, time_ns: u64) -> Cause {
@@ -119,7 +119,7 @@ const CONDITION_FRAMES: usize = 8;
 
 fn classify_futex(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
     if wait.owner != 0 || context.model.python.gil.contains(&wait.user_stack) {
-        slots.push(Slot::of_lock());
+        slots.push(Slot::of_none(Cause::Lock));
         return Verdict::Stall;
     }
     let contended = wait.arg & FUTEX_CONTENDED != 0;

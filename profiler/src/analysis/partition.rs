@@ -75,7 +75,11 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
             }
         }
         if spins {
-            taken.add(span, if verdict == Verdict::Sleep { wait.asleep().end_ns } else { span.start_ns });
+            match verdict {
+                // What comes after the wake-up is left to the spin, of which all run-queue time is taken out.
+                Verdict::Sleep => taken.naps.push(span.clip(wait.asleep())),
+                _ => taken.calls.push(span),
+            }
         }
     });
     if spins {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::sys::monotonic_ns;
-use super::{Arguments, done, go, ready};
+use super::sys::{connected_to_itself, monotonic_ns, readable_bytes, recv, send};
+use super::{Arguments, cpu_times, done, go, ready};
 
 /// glibc's own mutex: Rust's does not say who holds it.
 struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
@@ -33,13 +33,6 @@ fn own_tid() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Running and runnable time of this thread by the kernel's account, nanoseconds.
-fn schedstat() -> (u64, u64) {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel has schedstat");
-    let mut fields = text.split_whitespace().map(|field| field.parse().expect("a number"));
-    (fields.next().expect("running"), fields.next().expect("runnable"))
-}
-
 /// `mutex MS TIMES`: a second thread holds a mutex while the first one waits for it, again and again.
 pub fn mutex(arguments: &Arguments) {
     let (held, times): (u64, u32) = (arguments.get(0), arguments.get(1));
@@ -59,7 +52,7 @@ pub fn mutex(arguments: &Arguments) {
     };
     ready("");
     go();
-    let (before, mut waited_ns) = (schedstat(), 0);
+    let (before, mut waited_ns) = (cpu_times(), 0);
     for _ in 0..times {
         asked.send(()).expect("the holder listens");
         is_taken.recv().expect("the holder takes it");
@@ -68,7 +61,7 @@ pub fn mutex(arguments: &Arguments) {
         waited_ns += monotonic_ns() - from;
         mutex.unlock();
     }
-    let after = schedstat();
+    let after = cpu_times();
     drop(asked);
     holder.expect("starts").join().expect("ends");
     // Of what it waited, at most this was no waiting for the lock.
@@ -84,10 +77,33 @@ pub fn work(arguments: &Arguments) {
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).expect("may run there");
     ready(&format!("tid={}", own_tid()));
     go();
-    let (before, from) = (schedstat(), Instant::now());
+    let (before, from) = (cpu_times(), Instant::now());
     while from.elapsed() < Duration::from_millis(ms) {
         std::hint::spin_loop();
     }
-    let after = schedstat();
+    let after = cpu_times();
     done(&format!("running_ns={} runnable_ns={}", after.0 - before.0, after.1 - before.1));
+}
+
+/// `copy BYTES TIMES`: sends that much to itself and takes it back, each in one call that copies and never sleeps.
+/// Counts the receiving calls that took longer than 200 us by this program's own clock.
+pub fn copy(arguments: &Arguments) {
+    let (bytes, times): (usize, u32) = (arguments.get(0), arguments.get(1));
+    let (sender, receiver) = connected_to_itself(8 * bytes as i32);
+    let mut buffer = vec![7; bytes];
+    ready("");
+    go();
+    let (mut long, mut ns) = (0, 0);
+    for _ in 0..times {
+        assert_eq!(send(sender, &buffer), bytes as isize, "all of it has room");
+        while readable_bytes(receiver) < bytes {
+            std::hint::spin_loop();
+        }
+        let start = monotonic_ns();
+        assert_eq!(recv(receiver, &mut buffer, 0), bytes as isize);
+        let took = monotonic_ns() - start;
+        long += u32::from(took > 200_000);
+        ns += took;
+    }
+    done(&format!("long={long} ns={ns}"));
 }
