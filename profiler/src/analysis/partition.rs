@@ -77,7 +77,9 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
         if spins {
             match verdict {
                 // What comes after the wake-up is left to the spin, of which all run-queue time is taken out.
-                Verdict::Sleep => taken.naps.push(span.clip(wait.asleep())),
+                Verdict::Sleep => {
+                    taken.naps.extend(Some(span.clip(wait.asleep())).filter(|nap| !nap.is_empty()))
+                }
                 _ => taken.calls.push(span),
             }
         }
