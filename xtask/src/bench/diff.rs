@@ -80,7 +80,7 @@ fn measure(folder: &std::path::Path) -> Result<String> {
     Ok(format!(
         "## Speed\n\n{}| what | figure |\n|---|---|\n| spans | {} a side, {:.0} MB in both files |\n\
          | time, median of {} (middle half) | {:.2} s ({:.2} to {:.2}) |\n| peak resident memory | {:.0} MiB |\n",
-        super::machine().trim_start_matches("# What recording costs\n\n"),
+        super::machine(),
         SPANS,
         size as f64 / 1e6,
         seconds.len(),
