@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Records real NCCL jobs on a machine with one GPU, root, PyTorch and a built stallscope.
 #   tests/gpu/sockets.sh FOLDER     leaves traces, reports and flame graphs in FOLDER
-# Three recordings: a job attached to in mid-training, the same with a late rank, and a start that hangs because
-# the resolver's address has no listener.
+# Four recordings: a job attached to in mid-training, the same with a late rank, and starts that hang because the
+# resolver's address has no listener, and because the resolver never answers.
 set -u
 out=${1:?folder for the results}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -41,16 +41,27 @@ sleep 22
 record late $! 3s
 wait $!
 
-# The launcher's name for the master cannot be resolved: resolv.conf names an address where nobody listens.
-echo 'nameserver 127.0.0.53' >"$work/resolv.conf"
+# The launcher's name for the master cannot be resolved: resolv.conf names an address where nobody listens, then one
+# where a server never answers.
 cat >"$work/hang.sh" <<'EOF'
 mount --bind "$1" /etc/resolv.conf
 sed -i 's/^hosts:.*/hosts: files dns/' /etc/nsswitch.conf 2>/dev/null
 MASTER_ADDR=node01.cluster.internal MASTER_PORT=29513 RANK=1 exec timeout 40 python3 "$2" 5
 EOF
-unshare --mount --propagation private bash "$work/hang.sh" "$work/resolv.conf" "$here/train.py" >"$work/hang.log" 2>&1 &
-sleep 12
-record hang $! 8s
-kill %% 2>/dev/null
+hang() { # NAME ADDRESS
+    echo "nameserver $2" >"$work/$1.conf"
+    unshare --mount --propagation private bash "$work/hang.sh" "$work/$1.conf" "$here/train.py" >"$work/$1.log" 2>&1 &
+    sleep 12
+    record "$1" $! 8s
+    kill %% 2>/dev/null
+}
+hang hang 127.0.0.53
+python3 -c 'import socket, time
+silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+silent.bind(("127.0.0.54", 53))
+time.sleep(60)' &
+server=$!
+hang silent 127.0.0.54
+kill $server
 tail -n 3 "$work"/*.log >"$out/jobs.txt" 2>&1
 tail -n 40 "$out"/machine.txt "$out"/jobs.txt

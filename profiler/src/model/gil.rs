@@ -12,6 +12,8 @@ const TIMED_WAITS: [&str; 2] = ["pthread_cond_timedwait", "pthread_cond_clockwai
 /// The function that takes the lock, and the one that hands it over.
 const TAKES: &str = "take_gil";
 const HANDS_OVER: &str = "drop_gil";
+/// What the interpreter calls its wait for a condition.
+const INLINED: &str = "PyCOND_";
 /// Functions of the interpreter that take the lock, and wait for no condition otherwise.
 const TAKERS: [&str; 7] = [
     "PyEval_RestoreThread",
@@ -30,8 +32,13 @@ const NAMELESS: usize = 3;
 /// Whether a thread with this native stack waits for the lock, if it waits on a futex.
 pub(super) fn waits_for_gil(stack: &Stack) -> bool {
     let is_wait = |frame: &Frame| frame.function.contains("pthread_cond_");
-    let Some(wait) = stack.frames.iter().take(LIBC_FRAMES).position(is_wait) else { return false };
+    // With debug information the C library's inner function of a similar name is there too: the outer one counts.
+    let inner = stack.frames.get(..LIBC_FRAMES).unwrap_or(&stack.frames);
+    let Some(wait) = inner.iter().rposition(is_wait) else { return false };
     let outside = stack.frames.get(wait + 1..).unwrap_or_default();
+    // Where debug information tells of inlined functions, the wait is one.
+    let inlined = outside.iter().take_while(|frame| frame.function.starts_with(INLINED)).count();
+    let outside = outside.get(inlined..).unwrap_or_default();
     let Some(first) = outside.first() else { return false };
     if [TAKES, HANDS_OVER].iter().any(|name| first.function.starts_with(name)) {
         return true;
@@ -65,11 +72,13 @@ mod tests {
     #[test]
     fn the_lock_is_known_with_and_without_symbols() {
         let libc = ["@libc.so.6", "pthread_cond_timedwait@libc.so.6"];
+        assert!(waits(&["__pthread_cond_wait_common@libc.so.6", libc[1], "take_gil"]));
         for outside in [
             &["take_gil", "PyEval_RestoreThread", "sock_recv@_socket.so"][..],
             &["", "PyEval_RestoreThread", "sock_recv@_socket.so"],
             &["", "", "_PyEval_EvalFrameDefault"],
             &["PyEval_AcquireThread"],
+            &["PyCOND_TIMEDWAIT", "take_gil", "PyEval_RestoreThread"],
         ] {
             assert!(waits(&[&libc[..], outside].concat()), "{outside:?}");
         }
