@@ -78,7 +78,7 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
             match verdict {
                 // What comes after the wake-up is left to the spin, of which all run-queue time is taken out.
                 Verdict::Sleep => {
-                    taken.naps.extend(Some(span.clip(wait.asleep())).filter(|nap| !nap.is_empty()))
+                    taken.naps.extend(Some(span.clip(wait.asleep())).filter(|nap| !nap.is_empty()));
                 }
                 _ => taken.calls.push(span),
             }
