@@ -276,8 +276,9 @@ pub struct StackRecord {
 
 /// Frames of one stack at most.
 pub const STACK_FRAMES: usize = 127;
-/// Bytes of stack memory copied at most.
-pub const STACK_SNIPPET: usize = 16384;
+/// Bytes of stack memory copied at most. With the rest of the buffer it must fit into 32 KiB, the most that the kernel
+/// keeps for each processor in one map entry.
+pub const STACK_SNIPPET: usize = 24 << 10;
 /// Sockets described for one wait at most.
 pub const WAIT_SOCKS: usize = 16;
 

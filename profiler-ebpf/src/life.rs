@@ -82,6 +82,7 @@ pub fn life_exit(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn forget(tid: u32) {
+    // A thread of which nothing was kept is forgotten already.
     let _ = THREADS.remove(tid);
     let _ = SETS.remove(tid);
 }

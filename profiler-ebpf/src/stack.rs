@@ -331,6 +331,7 @@ fn send_kernel(scratch: &mut KernelStack, len: i64, id: u64) -> u64 {
         bp: 0,
     };
     if emit::bytes((&raw const *scratch).cast(), len, Loss::StackRing) {
+        // Where it is not kept the stack is only sent once more.
         let _ = SEEN_STACKS.insert(hash, 1, 0);
     }
     hash

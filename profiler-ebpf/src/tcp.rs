@@ -36,6 +36,7 @@ pub fn own(sock: u64, record: &SockRecord, tgid: u32) {
     if unsafe { OWNED.get(sock) } == Some(&owner) {
         return;
     }
+    // The oldest entries make room; an update that finds the map busy is made up for by the socket's next call.
     let _ = OWNED.insert(sock, owner, 0);
 }
 

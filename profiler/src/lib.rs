@@ -2,12 +2,26 @@
 //!
 //! Everything after the kernel is one direction: collect, trace file, model, analysis, render.
 
+// The recorder must survive whatever it meets, and so must what it watches.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
 pub mod analysis;
 pub mod cli;
 pub mod demo;
 pub mod kernel;
 pub mod model;
 pub mod probes;
+pub mod random;
 pub mod record;
 pub mod render;
 pub mod symbols;

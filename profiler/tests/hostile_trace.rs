@@ -22,7 +22,7 @@ use stallscope::render::json::write_json;
 use stallscope::render::text::{TextOptions, write_report_with, write_summary_with};
 use stallscope::render::tree::{FlameOptions, View};
 use stallscope::trace::TraceReader;
-use stallscope::trace::record::{Ends, Record, Socket};
+use stallscope::trace::record::{Ends, Record, Socket, Window};
 
 /// Times at which sums, differences and signs turn over, and some that lie in one ordinary window.
 const TIMES: [u64; 16] = [
@@ -258,6 +258,78 @@ fn compare_all(before: &[Record], after: &[Record]) {
     ignore_too_large(&write_diff_svg(&diff, &mut svg));
     ignore_too_large(&write_diff_html(&diff, &mut html));
     assert!(!String::from_utf8(svg).unwrap().contains('\u{1b}'));
+}
+
+/// Many threads that wait for one peer in the longest window there can be: what is added up does not fit.
+fn eternal(number: usize, record: Record) -> Option<Record> {
+    let mut record = squeeze(record);
+    let (pid, tid) = (7, 7 + number as u32 % 6);
+    let (start, end) = (number as u64 % 3, u64::MAX - number as u64 % 2);
+    match &mut record {
+        Record::Wait(wait) => {
+            (wait.pid, wait.tid, wait.start_ns, wait.end_ns) = (pid, tid, start, end);
+            wait.sockets.iter_mut().for_each(same_peer);
+        }
+        Record::Handshake(handshake) => {
+            (handshake.pid, handshake.tid) = (pid, tid);
+            (handshake.start_ns, handshake.end_ns) = (start, end);
+            handshake.error = [0, 110, 111, 113][number % 4];
+            handshake.syn_retransmits = u32::MAX;
+            same_peer(&mut handshake.socket);
+        }
+        Record::Dns(message) => {
+            (message.pid, message.tid) = (pid, tid);
+            message.time_ns = [start, end][number % 2];
+            message.api_start_ns = start;
+            same_peer(&mut message.socket);
+        }
+        Record::Socket(sample) => {
+            (sample.pid, sample.rtt_ns, sample.rtt_var_ns) = (pid, u64::MAX, u64::MAX);
+            (sample.bytes_acked, sample.bytes_received) = (u64::MAX, u64::MAX);
+            sample.total_retransmits = u32::MAX * (number as u32 % 2);
+            sample.at_start = number.is_multiple_of(4);
+            sample.time_ns = [start, end][number % 2];
+            sample.socket.ino = number as u64;
+            same_peer(&mut sample.socket);
+        }
+        Record::Retransmit(retransmit) => {
+            retransmit.pid = pid;
+            same_peer(&mut retransmit.socket);
+        }
+        Record::ThreadTime(times) => {
+            (times.pid, times.tid, times.time_ns) = (pid, tid, [start, end][number % 2]);
+            (times.running_ns, times.runnable_ns) = (end, end);
+        }
+        Record::Stack(_) | Record::Thread(_) => {}
+        _ => return None,
+    }
+    Some(record)
+}
+
+fn same_peer(socket: &mut Socket) {
+    let [local, peer] = ["10.0.0.1:4000", "10.0.0.2:53"].map(|address| address.parse().unwrap());
+    (socket.kind, socket.ends) = (1 + socket.kind % 2, Ends::Inet { local, peer });
+}
+
+/// These in a window without an end.
+fn eternity(records: Vec<Record>) -> Vec<Record> {
+    let window = Record::Window(Window { start_ns: 0, end_ns: u64::MAX, min_stall_ns: 1 });
+    let records = records.into_iter().enumerate().filter_map(|(number, record)| eternal(number, record));
+    [window.clone()].into_iter().chain(records).chain([window]).collect()
+}
+
+proptest! {
+    // Each adds up much; few are enough.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn waits_without_an_end_are_added_up_and_compared(records in vec(strategies::record(), 1..250)) {
+        let records = eternity(records);
+        let analysis = analysis_of(&records);
+        render_all(&analysis);
+        compare_all(&records, &records);
+        let totals = analysis.report.totals;
+        prop_assert!(totals.stalled_ns.checked_add(totals.idle_ns).is_some_and(|ns| ns <= totals.thread_wall_ns));
+    }
 }
 
 proptest! {

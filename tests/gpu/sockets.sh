@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Records real NCCL jobs on a machine with one GPU, root, PyTorch and a built stallscope.
-#   tests/gpu/sockets.sh FOLDER     leaves traces, reports and flame graphs in FOLDER
+#   tests/gpu/sockets.sh FOLDER [NAME…]     leaves traces and reports in FOLDER; NAMEs: train late hang silent
 # Four recordings: a job attached to in mid-training, the same with a late rank, and starts that hang because the
 # resolver's address has no listener, and because the resolver never answers.
 set -u
 out=${1:?folder for the results}
+shift
+wanted=" ${*:-train late hang silent} "
 here=$(cd "$(dirname "$0")" && pwd)
 stallscope=${STALLSCOPE_BIN:-$here/../../target/release/stallscope}
 work=$(mktemp -d)
@@ -32,14 +34,14 @@ record() { # NAME PID TIME
     cp "$work/$1.stall" "$out/$1.stall"
 }
 
-(launch 29511 45 0) >"$work/plain.log" 2>&1 &
-sleep 25
-record train $! 3s
-wait $!
-(launch 29512 40 20) >"$work/late.log" 2>&1 &
-sleep 22
-record late $! 3s
-wait $!
+train() { # NAME PORT LATE
+    (launch "$2" 45 "$3") >"$work/$1.log" 2>&1 &
+    sleep 25
+    record "$1" $! 3s
+    wait $!
+}
+[[ $wanted == *" train "* ]] && train train 29511 0
+[[ $wanted == *" late "* ]] && train late 29512 20
 
 # The launcher's name for the master cannot be resolved: resolv.conf names an address where nobody listens, then one
 # where a server never answers.
@@ -55,13 +57,15 @@ hang() { # NAME ADDRESS
     record "$1" $! 8s
     kill %% 2>/dev/null
 }
-hang hang 127.0.0.53
-python3 -c 'import socket, time
+[[ $wanted == *" hang "* ]] && hang hang 127.0.0.53
+if [[ $wanted == *" silent "* ]]; then
+    python3 -c 'import socket, time
 silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 silent.bind(("127.0.0.54", 53))
 time.sleep(60)' &
-server=$!
-hang silent 127.0.0.54
-kill $server
+    server=$!
+    hang silent 127.0.0.54
+    kill $server
+fi
 tail -n 3 "$work"/*.log >"$out/jobs.txt" 2>&1
 tail -n 40 "$out"/machine.txt "$out"/jobs.txt

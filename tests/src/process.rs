@@ -198,6 +198,16 @@ impl Program {
         self.child.wait().expect("is our child").code().expect("ends by itself")
     }
 
+    /// Tells the program that there is no more to do by closing its standard input, and waits for its end; its exit
+    /// code.
+    ///
+    /// # Panics
+    /// As [`Program::wait`].
+    pub fn end(&mut self) -> i32 {
+        self.stdin = None;
+        self.wait()
+    }
+
     fn expect(&mut self, what: &str) -> Values {
         loop {
             let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|error| {

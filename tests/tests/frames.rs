@@ -211,7 +211,8 @@ fn a_recursion_is_told_as_deep_as_it_is_or_cut_and_counted() {
     let counted = trace.report()["coverage"]["truncated_stacks"].as_u64();
     if stack.truncated {
         assert!(stack.frames.len() > 100 && whole.starts_with(&stack.frames), "{stack:?}");
-        assert_eq!(counted, Some(1));
+        // The request before it can be a wait of its own on a busy machine, from as deep.
+        assert!(matches!(counted, Some(1 | 2)), "{counted:?}");
     } else {
         assert_eq!(stack.frames, whole);
         assert_eq!(counted, Some(0));

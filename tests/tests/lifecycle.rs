@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stallscope::demo::monotonic_ns;
 use stallscope_tests::process::workload;
+use stallscope_tests::recorder::stallscope_binary;
 use stallscope_tests::{
     Peer, Program, Recorder, assert_between, assert_close, record_run, report, require_root, rows, sum,
 };
@@ -246,6 +247,35 @@ fn the_commands_exit_status_is_the_recordings() {
     assert_eq!(trace.status.code(), Some(9), "{}", trace.stderr);
     let report = trace.report();
     assert_eq!(report["trace"]["complete"], true);
+}
+
+#[test]
+fn the_output_of_a_recorded_command_is_its_own() {
+    require_root();
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(stallscope_binary())
+        .args(["record", "-o"])
+        .arg(folder.path().join("run.stall"))
+        .args(["--", "echo", "hello"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n");
+    assert!(said.contains("echo") && said.to_lowercase().contains("nothing stalled"), "{said}");
+}
+
+#[test]
+fn a_command_that_cannot_run_leaves_an_older_recording_alone() {
+    require_root();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.stall");
+    std::fs::write(&path, "older").unwrap();
+    let mut command = Command::new(stallscope_binary());
+    command.args(["record", "-o"]).arg(&path).args(["--", "no-such-command"]);
+    assert_eq!(command.output().unwrap().status.code(), Some(125));
+    assert_eq!(std::fs::read(&path).unwrap(), b"older");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]

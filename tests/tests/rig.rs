@@ -13,8 +13,9 @@ const MS: u64 = 1_000_000;
 /// At least as late as scripted, and not by far more; how much more is the machine's business.
 #[track_caller]
 fn assert_late(what: &str, measured_ns: u64, scripted_ns: u64) {
-    // A time-out of the C library counts whole milliseconds and can end a fraction early.
-    let range = scripted_ns - 2 * MS..scripted_ns + 10_000 * MS;
+    // A time-out of the C library counts whole milliseconds and can end a fraction early; a program that is kept from
+    // running between its request and its look at the clock misses a part of the wait.
+    let range = scripted_ns - scripted_ns / 4..scripted_ns + 10_000 * MS;
     assert!(range.contains(&measured_ns), "{what}: {measured_ns} ns, scripted {scripted_ns} ns");
 }
 

@@ -42,34 +42,33 @@ fn traced_by_both(program: &mut Program) -> (String, serde_json::Value) {
     (std::fs::read_to_string(&log).unwrap(), trace.report())
 }
 
-/// strace's figure has its own stops of the thread, which a busy machine makes long; the peer's has nothing of the
-/// thread's waking up.
+/// strace's figure has its own stops of the thread, which a busy machine makes long: it is never less than ours, and
+/// most of it is the wait all the same.
 #[track_caller]
-fn assert_agrees(peer: &Peer, found: &[&serde_json::Value], strace: &[u64]) {
-    let (mut served, mut strace) = (peer.served_ns(), strace.to_vec());
-    assert_eq!(served.len(), strace.len());
-    served.sort_unstable();
+fn assert_agrees(found: &[&serde_json::Value], strace: &[u64]) {
+    let mut strace = strace.to_vec();
     strace.sort_unstable();
-    let total = |all: &[u64]| all.iter().sum::<u64>();
-    assert_between("sum", sum(found, "duration.sum_ns"), total(&served), total(&strace));
+    let most_of = |ns: u64| ns - ns / 3;
+    let total = strace.iter().sum();
+    assert_between("sum", sum(found, "duration.sum_ns"), most_of(total), total);
     // Nearest rank.
-    let middle = served.len().div_ceil(2) - 1;
-    assert_between("median", sum(found, "duration.p50_ns"), served[middle], strace[middle]);
-    let last = served.len() - 1;
-    assert_between("longest", sum(found, "duration.max_ns"), served[last], strace[last]);
+    let median = strace[strace.len().div_ceil(2) - 1];
+    assert_between("median", sum(found, "duration.p50_ns"), most_of(median), median);
+    let longest = strace[strace.len() - 1];
+    assert_between("longest", sum(found, "duration.max_ns"), most_of(longest), longest);
 }
 
 #[test]
 fn blocking_receives_agree_with_strace() {
     require_root();
-    let peer = Peer::late_by(&[10, 25, 40, 15, 60].map(Duration::from_millis));
+    let peer = Peer::late_by(&[40, 60, 50, 45, 80].map(Duration::from_millis));
     let mut program = Program::start(&["recv", "blocking", &peer.name(), "10"]);
     let (log, report) = traced_by_both(&mut program);
     let (long, all) = strace_calls(&log, "recvfrom");
     let found = rows(&report, "sockets", &[("peer", json!(peer.name())), ("direction", json!("recv"))]);
     assert_eq!(sum(&found, "waits"), long.len() as u64, "{log}");
     assert_eq!(long.len(), 10);
-    assert_agrees(&peer, &found, &long);
+    assert_agrees(&found, &long);
     assert_eq!(report["coverage"]["syscalls_seen"]["recvfrom"], all as u64, "{log}");
     let sends = strace_calls(&log, "sendto").1;
     assert_eq!(report["coverage"]["syscalls_seen"]["sendto"], sends as u64, "{log}");
@@ -84,7 +83,7 @@ fn polls_and_threads_agree_with_strace() {
     let (long, all) = strace_calls(&log, "poll");
     let found = rows(&report, "sockets", &[("peer", json!(peer.name())), ("direction", json!("recv"))]);
     assert_eq!(sum(&found, "waits"), long.len() as u64, "{log}");
-    assert_agrees(&peer, &found, &long);
+    assert_agrees(&found, &long);
     assert_eq!(report["coverage"]["syscalls_seen"]["poll"], all as u64, "{log}");
 
     let mut program = Program::start(&["connect-parallel", &peer.name(), "6"]);

@@ -74,6 +74,12 @@ impl FarEnds {
     pub fn get(&self, pid: u32, peer: &str) -> Option<&FarEnd> {
         self.ends.get(&(pid, peer.to_owned()))?.as_ref()
     }
+
+    /// The process `end` as the process `pid` is connected to it.
+    pub fn of_process(&self, pid: u32, end: u32) -> Option<&FarEnd> {
+        let ours = self.ends.range((pid, String::new())..).take_while(|((of, _), _)| *of == pid);
+        ours.filter_map(|(_, known)| known.as_ref()).find(|known| known.pid == end)
+    }
 }
 
 #[cfg(test)]

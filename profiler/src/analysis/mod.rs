@@ -75,6 +75,9 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     let dns_waits = stalls::dns_waits(&model, &partitions);
 
     let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &dns_waits, model.window);
+    // A hundred thousand names take hundreds of megabytes; what they were made of is not needed any more.
+    drop(dns_waits);
+    (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
 
     let threads = thread_rows::thread_rows(&model, &partitions);
     let mut report = Report {

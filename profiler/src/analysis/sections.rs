@@ -64,7 +64,6 @@ pub fn coverage(model: &Model) -> CoverageRow {
         state: coverage.state,
         reason: coverage.reason.clone(),
     });
-    let lost = model.losses.values().filter(|(_, events)| *events).map(|(count, _)| *count);
     let mut below_min_stall = BelowMinStall::default();
     for call in &model.calls {
         below_min_stall.count = below_min_stall.count.saturating_add(call.below);
@@ -73,7 +72,7 @@ pub fn coverage(model: &Model) -> CoverageRow {
     let seen = model.calls.iter().filter(|call| call.seen > 0);
     CoverageRow {
         probes: probes.collect(),
-        lost_events: lost.fold(0, u64::saturating_add),
+        lost_events: model.lost_events(),
         truncated_stacks: model.stacks.values().filter(|stack| stack.truncated).count() as u64,
         unmatched_completions: 0,
         unresolved_frames: places_without_a_name(model),

@@ -39,7 +39,8 @@ pub fn socket_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<SocketR
     rows
 }
 
-fn key(piece: &Piece) -> Option<(NameId, bool)> {
+/// The peer of a wait on a connection, and whether it is to send.
+pub(super) fn key(piece: &Piece) -> Option<(NameId, bool)> {
     matches!(piece.cause, Cause::SockRecv | Cause::SockSend | Cause::TcpRetransmit)
         .then_some((piece.peer, piece.interest == Interest::Write))
 }

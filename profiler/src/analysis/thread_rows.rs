@@ -80,25 +80,38 @@ pub fn tally<K: Ord + Copy>(
     key: impl Fn(&Piece) -> Option<K>,
     into: &mut BTreeMap<K, Tally>,
 ) {
+    for_each_wait(model, track, pieces, key, |key, wait, pieces, is_whole| {
+        let tally = into.entry(key).or_default();
+        tally.polls = tally.polls.saturating_add(u64::from(wait.polls));
+        for (_, _, piece) in pieces {
+            tally.stalled_ns = tally.stalled_ns.saturating_add(piece.weight_ns);
+        }
+        if is_whole {
+            tally.waits += 1;
+            tally.durations.push(clipped(track, wait).len());
+            let in_flight = pieces.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
+            tally.in_flight += u64::from(in_flight);
+        }
+    });
+}
+
+/// Hands each wait of one thread to `take` once for each key that has a part of it (`None`: not wanted), with these
+/// parts, and whether it is a wait of its own or part of another one.
+pub(super) fn for_each_wait<K: Ord + Copy>(
+    model: &Model,
+    track: &ThreadTrack,
+    pieces: &[Piece],
+    key: impl Fn(&Piece) -> Option<K>,
+    mut take: impl FnMut(K, &WaitSpan, &[(u32, K, &Piece)], bool),
+) {
     let mut keyed: Vec<(u32, K, &Piece)> =
         pieces.iter().filter_map(|piece| Some((piece.wait, key(piece)?, piece))).collect();
     keyed.sort_by_key(|(wait, key, _)| (*wait, *key));
     for group in keyed.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
         let Some((index, key, _)) = group.first() else { continue };
         let Some(wait) = track.waits.get(*index as usize) else { continue };
-        let tally = into.entry(*key).or_default();
-        tally.polls = tally.polls.saturating_add(u64::from(wait.polls));
-        for (_, _, piece) in group {
-            tally.stalled_ns = tally.stalled_ns.saturating_add(piece.weight_ns);
-        }
         let held_ns = group.iter().map(|(_, _, piece)| piece.span.len()).fold(0, u64::saturating_add);
-        if is_part_of_a_call(model, track, *index, held_ns) {
-            continue;
-        }
-        tally.waits += 1;
-        tally.durations.push(clipped(track, wait).len());
-        let in_flight = group.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
-        tally.in_flight += u64::from(in_flight);
+        take(*key, wait, group, !is_part_of_a_call(model, track, *index, held_ns));
     }
 }
 
@@ -108,7 +121,7 @@ const LOOK_AHEAD: usize = 64;
 /// An event loop reads until there is nothing more, and then sleeps in `epoll_wait` until the same
 /// descriptor has something. That is one wait and not two: the sleep, with what little the look before it
 /// has outside of it.
-pub(super) fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u64) -> bool {
+fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u64) -> bool {
     let index = index as usize;
     let Some(wait) = track.waits.get(index).filter(|wait| wait.flags.nonblocking) else { return false };
     if held_ns.saturating_mul(2) >= clipped(track, wait).len() {

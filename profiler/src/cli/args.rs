@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use crate::analysis::findings::thresholds::parse_ratio;
 use crate::model::cause::Cause;
 use crate::render::tree::View;
 
@@ -233,11 +234,7 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 
 /// `5%`, as 0.05.
 fn ratio(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse::<f64>().ok());
-    match number {
-        Some(value) if value.is_finite() && value >= 0.0 => Ok(value / 100.0),
-        _ => Err("ratios are written 5%, and are not below 0%".to_owned()),
-    }
+    parse_ratio(text).ok_or_else(|| "ratios are written 5%, and are not below 0%".to_owned())
 }
 
 fn family(text: &str) -> Result<String, String> {

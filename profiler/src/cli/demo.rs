@@ -49,7 +49,7 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
     };
     let recording = record(&options, &mut Standard)?;
     job.stop();
-    match conclude(&recording, &trace) {
+    match conclude(&recording, &trace, false) {
         Err(error) if error.code != 0 => return Err(error),
         _ => {}
     }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use super::args::{DiffArgs, DiffFormat};
 use super::error::{CliError, REGRESSION};
 use super::output::{keep_inputs, write_output};
+use super::record::note;
 use super::report::colours_wanted;
 use crate::analysis::diff::document::Diff;
 use crate::analysis::diff::profile::Profile;
-use crate::analysis::diff::{compare, profile_of};
+use crate::analysis::diff::{compare, profile_of, too_few};
 use crate::model::Model;
 use crate::render::RenderError;
 use crate::render::diff::{write_diff_html, write_diff_json, write_diff_svg, write_diff_text};
@@ -36,7 +37,11 @@ pub fn run(args: &DiffArgs) -> Result<u8, CliError> {
         DiffFormat::Svg => write_diff_svg(&diff, out),
         DiffFormat::Html => write_diff_html(&diff, out),
     })?;
-    Ok(args.fail_above.filter(|allowed| is_regression(&diff, *allowed)).map_or(0, |_| REGRESSION))
+    let Some(allowed) = args.fail_above else { return Ok(0) };
+    if let Some(text) = unsure(&diff, allowed) {
+        note(&text);
+    }
+    Ok(if is_regression(&diff, allowed) { REGRESSION } else { 0 })
 }
 
 /// The recordings of each side: the two that stand alone, and those behind `--before` and `--after`.
@@ -76,19 +81,43 @@ pub fn load_profile(trace: &Path) -> Result<Profile, CliError> {
 
 /// Whether stalls became longer by more than that share, and not by chance.
 fn is_regression(diff: &Diff, allowed: f64) -> bool {
-    let total = &diff.total;
-    let above = match total.delta_pct {
+    diff.total.significant && is_above(diff, allowed)
+}
+
+/// Whether stalls became longer by more than that share.
+fn is_above(diff: &Diff, allowed: f64) -> bool {
+    match diff.total.delta_pct {
         Some(pct) => pct > allowed * 100.0,
         // From nothing to something is more than any share.
-        None => total.delta_ns > 0,
-    };
-    total.significant && above
+        None => diff.total.delta_ns > 0,
+    }
+}
+
+/// Why a change above the limit is no regression, where that is for want of recordings.
+fn unsure(diff: &Diff, allowed: f64) -> Option<String> {
+    let unsure = !diff.total.significant && is_above(diff, allowed);
+    let why = too_few(diff.before.traces, diff.after.traces).filter(|_| unsure)?;
+    Some(format!("stalls became longer by more than --fail-above, which is not significant: {why}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::diff::document::Change;
+    use crate::analysis::diff::document::{Change, Side};
+
+    #[test]
+    fn a_change_that_two_recordings_cannot_prove_is_explained() {
+        let diff = |traces, delta_pct, significant| Diff {
+            before: Side { traces, ..Side::default() },
+            after: Side { traces, ..Side::default() },
+            total: Change { delta_pct: Some(delta_pct), significant, ..Change::default() },
+            ..Diff::default()
+        };
+        assert!(unsure(&diff(2, 40.0, false), 0.05).unwrap().ends_with("Give three or more"));
+        for sure in [diff(2, 4.0, false), diff(2, 40.0, true), diff(1, 40.0, false), diff(3, 40.0, false)] {
+            assert_eq!(unsure(&sure, 0.05), None);
+        }
+    }
 
     #[test]
     fn only_a_significant_change_above_the_limit_is_a_regression() {

@@ -33,6 +33,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     start_log(matches!(&command, Command::Record(args) if args.verbose));
     run_command(&command).unwrap_or_else(|error| {
+        // Without standard error there is nobody to tell; the exit status still does.
         let _ = error.write(&mut stderr());
         error.code
     })

@@ -42,7 +42,7 @@ fn run_as(args: &RecordArgs, options: &mut RecordOptions) -> Result<u8, CliError
     {
         return Err(CliError::new("stopped before the command was started"));
     }
-    match conclude(&recording, &options.output) {
+    match conclude(&recording, &options.output, matches!(options.target, TargetChoice::Command(..))) {
         // The reader of the summary is gone; the recording is not.
         Err(error) if error.code == 0 => Ok(code),
         Err(error) => Err(error),
@@ -106,9 +106,10 @@ fn status_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// The summary first: a trace that could not be written to its end has one too.
-pub(super) fn conclude(recording: &Recording, trace: &Path) -> Result<(), CliError> {
-    let summary = summarise(trace);
+/// The summary first: a trace that could not be written to its end has one too. `aside` keeps it out of standard
+/// output, which belongs to the command that was recorded.
+pub(super) fn conclude(recording: &Recording, trace: &Path, aside: bool) -> Result<(), CliError> {
+    let summary = summarise(trace, aside);
     tell(recording, trace);
     match &recording.write_error {
         Some(error) => Err(CliError::from(error)),
@@ -117,12 +118,17 @@ pub(super) fn conclude(recording: &Recording, trace: &Path) -> Result<(), CliErr
 }
 
 /// Says what the trace holds. A pipe or a device cannot be read again.
-fn summarise(trace: &Path) -> Result<(), CliError> {
+fn summarise(trace: &Path, aside: bool) -> Result<(), CliError> {
     if !std::fs::metadata(trace).is_ok_and(|meta| meta.is_file()) {
         return Ok(());
     }
     let analysis = load_analysis(trace, None)?;
     let options = TextOptions { colour: colours_wanted() };
+    if aside {
+        // If it is closed, nobody wants to know.
+        let _ = write_summary_with(&analysis, TextOptions { colour: false }, &mut stderr());
+        return Ok(());
+    }
     write_output(None, |out| write_summary_with(&analysis, options, out).map_err(RenderError::from))
 }
 

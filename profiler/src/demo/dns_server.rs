@@ -15,7 +15,7 @@ use hickory_proto::rr::RecordType;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::clock::monotonic_ns;
+use super::clock::{monotonic_ns, nanos};
 use super::dns_script::{Action, Reply, Rule, replies};
 use super::error::DemoError;
 use super::netns::Namespace;
@@ -222,6 +222,7 @@ fn serve_tcp(shared: &Arc<Shared>, listener: &TcpListener, stop: &OwnedFd) {
         }
     }
     for connection in connections {
+        // One that failed has said so to its asker by hanging up.
         let _ = connection.join();
     }
 }
@@ -296,8 +297,4 @@ fn wait(fd: std::os::fd::BorrowedFd<'_>, stop: &OwnedFd, until_ns: Option<u64>) 
         Ok(_) => set.get(1).and_then(PollFd::any) != Some(true),
         Err(errno) => errno == nix::errno::Errno::EINTR,
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

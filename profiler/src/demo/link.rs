@@ -13,7 +13,6 @@ use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -41,8 +40,6 @@ const PACKET: usize = 1 << 16;
 
 struct Shared {
     log: Mutex<Vec<PacketRecord>>,
-    /// When the script began, `CLOCK_MONOTONIC`.
-    began_ns: AtomicU64,
 }
 
 impl Shared {
@@ -90,11 +87,12 @@ impl SlowLink {
         let failed = |source| DemoError::Thread { source };
         let (stop, waker) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
             .map_err(|errno| failed(io::Error::from(errno)))?;
-        let shared = Arc::new(Shared { log: Mutex::default(), began_ns: AtomicU64::new(monotonic_ns()) });
+        let shared = Arc::new(Shared { log: Mutex::default() });
         let mut worker = Worker {
             files,
             layer,
             shaper: Shaper::new(script),
+            began_ns: monotonic_ns(),
             shared: Arc::clone(&shared),
             under_way: BinaryHeap::new(),
             number: 0,
@@ -104,11 +102,6 @@ impl SlowLink {
             .spawn(move || worker.work(&stop))
             .map_err(failed)?;
         Ok(SlowLink { shared, waker: Some(waker), thread: Some(thread) })
-    }
-
-    /// Lets the script begin anew.
-    pub fn restart_script(&self) {
-        self.shared.began_ns.store(monotonic_ns(), Ordering::Relaxed);
     }
 
     /// What was done to the packets so far, in the order in which they came.
@@ -132,6 +125,7 @@ impl Drop for SlowLink {
     fn drop(&mut self) {
         self.waker = None;
         if let Some(thread) = self.thread.take() {
+            // It ends when the waker closes; what it did is in the log.
             let _ = thread.join();
         }
     }
@@ -153,6 +147,8 @@ struct Worker {
     files: [File; 2],
     layer: Layer,
     shaper: Shaper,
+    /// When the script began, `CLOCK_MONOTONIC`.
+    began_ns: u64,
     shared: Arc<Shared>,
     under_way: BinaryHeap<UnderWay>,
     number: u64,
@@ -191,8 +187,7 @@ impl Worker {
     }
 
     fn take(&mut self, direction: Direction, taken_ns: u64, bytes: &[u8]) {
-        let began_ns = self.shared.began_ns.load(Ordering::Relaxed);
-        let mut fate = self.shaper.take(began_ns, taken_ns, direction, bytes.len());
+        let mut fate = self.shaper.take(self.began_ns, taken_ns, direction, bytes.len());
         if self.under_way.len() >= UNDER_WAY && matches!(fate, Fate::Deliver { .. }) {
             fate = Fate::QueueFull;
         }
@@ -236,9 +231,7 @@ impl Worker {
             }
         }
     }
-}
 
-impl Worker {
     fn note_delivery(&self, logged: Option<usize>, delivered_ns: Option<u64>) {
         let mut log = self.shared.log();
         if let Some(record) = logged.and_then(|place| log.get_mut(place)) {

@@ -158,37 +158,33 @@ impl Network {
 
     /// Waits until the bridge lets packets through at a port of its own.
     pub(super) fn wait_for_port(&self, port: &str) -> Result<(), DemoError> {
-        let give_up = Instant::now() + LINK_PATIENCE;
-        let state = |link: Value| link.pointer("/linkinfo/info_slave_data/state").cloned();
-        while state(self.switch.link(port)?).is_none_or(|state| state != "forwarding") {
-            if Instant::now() > give_up {
-                return Err(DemoError::LinkDown { port: port.to_owned() });
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        Self::wait_until(port, || self.forwards(port))
     }
 
     /// Waits until packets pass between the host and the bridge. Both ends are up at once, but the kernel lets
     /// packets through only when its link watcher has seen that, which it does at most once a second while links
     /// come and go; packets until then vanish, and a first query would cost its sender a time-out.
     fn wait_for_link(&self, host: &Host) -> Result<(), DemoError> {
-        let give_up = Instant::now() + LINK_PATIENCE;
         let port = format!("port{}", host.number);
-        loop {
-            let port_forwards = self
-                .switch
-                .link(&port)?
-                .pointer("/linkinfo/info_slave_data/state")
-                .is_some_and(|state| state == "forwarding");
-            if port_forwards && host.namespace.link("eth0")?["operstate"] == "UP" {
-                return Ok(());
-            }
+        Self::wait_until(&port, || {
+            Ok(self.forwards(&port)? && host.namespace.link("eth0")?["operstate"] == "UP")
+        })
+    }
+
+    fn forwards(&self, port: &str) -> Result<bool, DemoError> {
+        let link = self.switch.link(port)?;
+        Ok(link.pointer("/linkinfo/info_slave_data/state").is_some_and(|state| state == "forwarding"))
+    }
+
+    fn wait_until(port: &str, is_up: impl Fn() -> Result<bool, DemoError>) -> Result<(), DemoError> {
+        let give_up = Instant::now() + LINK_PATIENCE;
+        while !is_up()? {
             if Instant::now() > give_up {
-                return Err(DemoError::LinkDown { port });
+                return Err(DemoError::LinkDown { port: port.to_owned() });
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        Ok(())
     }
 }
 

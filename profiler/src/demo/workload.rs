@@ -149,6 +149,7 @@ impl Drop for Children {
             let _ = child.kill();
         }
         for child in &mut self.0 {
+            // Reaped, whatever its status.
             let _ = child.wait();
         }
     }

@@ -71,6 +71,12 @@ impl Model {
         Interval { start_ns: self.window.start_ns, end_ns: self.window.end_ns }
     }
 
+    /// Events that are missing as a whole.
+    pub fn lost_events(&self) -> u64 {
+        let lost = self.losses.values().filter(|(_, events)| *events);
+        lost.map(|(count, _)| *count).fold(0, u64::saturating_add)
+    }
+
     /// Whether `part` of `wait` reaches to the wait's end and that end was not seen in the recording.
     pub fn is_in_flight(&self, track: &ThreadTrack, wait: &WaitSpan, part: Interval) -> bool {
         let unended = wait.flags.in_flight || wait.end_ns > self.window.end_ns;

@@ -60,7 +60,7 @@ const GLUE: [&str; 38] = [
     "call_attribute",
 ];
 
-/// Stacks that are merged; each takes the room of a native one.
+/// Stacks that are merged, each of which takes the room of a native one; more have their functions alone, and are cut.
 const MAX_STACKS: usize = 1 << 16;
 /// Native frames of one stack that are looked at.
 const MAX_NATIVE: usize = 1024;
@@ -86,8 +86,9 @@ pub(super) fn merge_all(stacks: &mut HashMap<u64, Stack>, python: &[PythonStack]
         ..PythonStacks::default()
     };
     let mut merged = Vec::new();
-    for one in python.iter().filter(|one| !stacks.contains_key(&one.id)).take(MAX_STACKS) {
-        let (stack, matched) = merge(one, stacks.get(&one.native));
+    for (index, one) in python.iter().filter(|one| !stacks.contains_key(&one.id)).enumerate() {
+        let native = stacks.get(&one.native).filter(|_| index < MAX_STACKS);
+        let (stack, matched) = merge(one, native);
         told.with.insert(one.id);
         if told.gil.contains(&one.native) {
             told.gil.insert(one.id);
@@ -319,6 +320,18 @@ mod tests {
         let told = merge_all(&mut stacks, &[python(&["inner!", "outer!"])]);
         assert_eq!(stacks[&9].frames.len(), 2);
         assert!(stacks[&9].truncated && told.with.contains(&9) && told.unmatched.is_empty());
+    }
+
+    #[test]
+    fn stacks_beyond_the_limit_have_their_functions_alone() {
+        let mut stacks = HashMap::from([(1, native(&["recv@libc.so.6", EVALUATOR]))]);
+        let many: Vec<_> =
+            (2..MAX_STACKS as u64 + 3).map(|id| PythonStack { id, ..python(&["f!"]) }).collect();
+        let told = merge_all(&mut stacks, &many);
+        assert_eq!(told.with.len(), MAX_STACKS + 1);
+        let [merged, alone] = [2, MAX_STACKS as u64 + 2].map(|id| &stacks[&id]);
+        assert_eq!((merged.frames.len(), merged.truncated), (2, false));
+        assert_eq!((alone.frames.len(), alone.truncated), (1, true));
     }
 
     #[test]

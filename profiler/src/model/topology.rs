@@ -101,11 +101,6 @@ impl Topology {
         &self.racks
     }
 
-    /// Number of hosts in racks.
-    pub fn host_count(&self) -> usize {
-        self.hosts.len()
-    }
-
     /// The rack of a host by its name, also by the name's first label.
     pub fn rack_of_host(&self, host: &str) -> Option<&Rack> {
         self.known_host(host).and_then(|host| self.hosts.get(host)).and_then(|index| self.racks.get(*index))

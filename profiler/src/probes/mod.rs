@@ -169,7 +169,7 @@ impl ProbeSet {
     }
 
     /// Marks the entries of resolver functions. `path` is opened as this process sees it (for instance
-    /// `/proc/PID/map_files/…` or `/proc/PID/root/…`); the offsets are into the file. It holds for every process that
+    /// below the process's `map_files` or `root` in procfs); the offsets are into the file. It holds for every process that
     /// maps the file; those that are no targets are left out in the kernel.
     ///
     /// Returns how many entries are probed; it fails when none is.

@@ -1,5 +1,7 @@
 //! Takes what the probes and the helper threads found, and writes it to the trace.
 
+mod coverage;
+
 use profiler_common::Call;
 
 use super::held_waits::HeldWaits;
@@ -8,6 +10,7 @@ use super::progress::Totals;
 use super::python_looks::PythonLooks;
 use super::python_thread::PythonThread;
 use super::python_watch::Told;
+use super::reasons::Reasons;
 use super::socket_thread::{Found, SocketThread};
 use super::symbol_thread::{Named, SymbolThread};
 use crate::probes::event::{Event, Registers};
@@ -17,7 +20,7 @@ use crate::target::process::thread_time;
 use crate::target::resolver::ResolverLibrary;
 use crate::target::{ProcRoot, ResolverLibraries, TargetSet, environment, set::Change};
 use crate::trace::error::TraceError;
-use crate::trace::record::{Coverage, Ends, Environment, FamilyState, LifeEvent, Loss, Record, Socket, Wait};
+use crate::trace::record::{Ends, Environment, LifeEvent, Record, Socket, Wait};
 use crate::trace::writer::TraceWriter;
 
 /// Processes whose environment is kept; the rest differ in their rank at most.
@@ -34,7 +37,7 @@ struct Python {
     looks: PythonLooks,
     /// Processes with an interpreter that is read.
     processes: usize,
-    failures: Vec<String>,
+    failures: Reasons,
 }
 
 pub struct Collector {
@@ -50,7 +53,7 @@ pub struct Collector {
     resolvers: ResolverLibraries,
     /// Held open: the probes sit on these files.
     libraries: Vec<ResolverLibrary>,
-    library_errors: Vec<String>,
+    failed_libraries: Reasons,
     /// When to look for libraries again: time and process.
     due: Vec<(u64, u32)>,
     socket_failure: Option<String>,
@@ -60,23 +63,6 @@ pub struct Collector {
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
-}
-
-impl Python {
-    /// `None` where no target has an interpreter.
-    fn coverage(&self) -> Option<Coverage> {
-        let mut reasons: Vec<&str> = self.failures.iter().map(String::as_str).collect();
-        reasons.sort_unstable();
-        reasons.dedup();
-        let state = match (self.processes, reasons.is_empty()) {
-            (0, true) => return None,
-            (0, false) => FamilyState::Off,
-            (_, true) => FamilyState::On,
-            (_, false) => FamilyState::Partial,
-        };
-        reasons.truncate(3);
-        Some(Coverage { family: "python".into(), state, reason: reasons.join("; ") })
-    }
 }
 
 impl Collector {
@@ -102,10 +88,10 @@ impl Collector {
                 thread: python,
                 looks: PythonLooks::default(),
                 processes: 0,
-                failures: Vec::new(),
+                failures: Reasons::default(),
             },
             libraries: Vec::new(),
-            library_errors: Vec::new(),
+            failed_libraries: Reasons::default(),
             due: Vec::new(),
             socket_failure: None,
             environments: 0,
@@ -271,12 +257,12 @@ impl Collector {
         let scan = match self.resolvers.scan(pid) {
             Ok(scan) => scan,
             Err(error) if error.is_gone() => return,
-            Err(error) => return self.library_errors.push(error.to_string()),
+            Err(error) => return self.failed_libraries.add(error),
         };
-        self.library_errors.extend(scan.errors.iter().map(ToString::to_string));
+        scan.errors.iter().for_each(|error| self.failed_libraries.add(error));
         for library in scan.new {
             if let Err(error) = probes.attach_resolver(&library.open_path, &library.functions) {
-                self.library_errors.push(format!("{}: {error}", library.path_in_target));
+                self.failed_libraries.add(format_args!("{}: {error}", library.path_in_target));
             }
             self.libraries.push(library);
         }
@@ -300,8 +286,11 @@ impl Collector {
 
     /// A last look at the Python stacks of what still waits; before the recording's end is taken.
     pub fn look_at_python(&mut self) {
-        let told = self.python.thread.look();
+        let (told, alive) = self.python.thread.look();
         self.take_told(told);
+        if !alive {
+            self.python.failures.add("the thread that reads Python stacks came to harm");
+        }
     }
 
     fn take_looks(&mut self) {
@@ -322,7 +311,7 @@ impl Collector {
                         pid,
                     }));
                 }
-                Told::Failed(error) => self.python.failures.push(error.to_string()),
+                Told::Failed(error) => self.python.failures.add(error),
             }
         }
     }
@@ -353,7 +342,6 @@ impl Collector {
                 Found::Sample(sample) => self.write(Record::Socket(sample)),
                 Found::Interface(row) => self.write(Record::Environment(row)),
                 Found::Failed(reason) => self.socket_failure = Some(reason),
-                Found::Done => {}
             }
         }
     }
@@ -378,57 +366,12 @@ impl Collector {
         }
     }
 
-    /// Totals so far; the last ones of a trace count.
-    pub fn write_counts(&mut self, probes: &ProbeSet) {
-        for count in probes.call_counts() {
-            self.write(Record::CallCount(count));
-        }
-        let mut losses = probes.losses();
-        let refused = self.symbols.refused() + self.held.dropped_stacks();
-        if refused > 0 {
-            losses.push(Loss { what: "stacks_not_named".into(), count: refused, events: false });
-        }
-        self.totals.lost = losses.iter().filter(|loss| loss.events).map(|loss| loss.count).sum();
-        for loss in losses {
-            self.write(Record::Loss(loss));
-        }
-    }
-
-    /// What could be seen, at the end of the recording.
-    pub fn write_coverage(&mut self, probes: &ProbeSet, unavailable: &[String]) {
-        let mut rows = probes.coverage();
-        if let Some(dns) = rows.iter_mut().find(|row| row.family == "dns") {
-            if !self.dns {
-                *dns = off("dns", "not asked for (--probes)");
-            } else if !self.library_errors.is_empty() {
-                dns.state = FamilyState::Partial;
-                let mut errors: Vec<&str> = self.library_errors.iter().map(String::as_str).take(3).collect();
-                errors.extend((!dns.reason.is_empty()).then_some(dns.reason.as_str()));
-                dns.reason = errors.join("; ");
-            }
-        }
-        rows.push(match &self.socket_failure {
-            None => Coverage { family: "rtt".into(), state: FamilyState::On, reason: String::new() },
-            Some(reason) => off("rtt", reason),
-        });
-        rows.extend(self.python.coverage());
-        rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
-        for row in rows {
-            self.write(Record::Coverage(row));
-        }
-    }
-
     /// Reads the stacks of the threads that still wait, and writes everything that was kept back. The trace
     /// then lacks only its end.
     pub fn finish_stacks(mut self) -> (TraceWriter, Option<TraceError>, Totals) {
         self.take_side_results();
-        let Collector { symbols, pending, .. } = &mut self;
-        let pending = std::mem::take(pending);
-        let (rest, symbolizer) = match SymbolThread::start(None) {
-            // The running thread is taken out; the new one has nothing to do.
-            Ok(idle) => std::mem::replace(symbols, idle).finish(),
-            Err(_) => (symbols.take().collect(), None),
-        };
+        let pending = std::mem::take(&mut self.pending);
+        let (rest, symbolizer) = self.symbols.finish();
         self.take_named(rest);
         for wait in self.held.give_up() {
             self.write_wait(wait);
@@ -447,10 +390,6 @@ impl Collector {
         }
         self.write_wait(wait);
     }
-}
-
-fn off(family: &str, reason: &str) -> Coverage {
-    Coverage { family: family.into(), state: FamilyState::Off, reason: reason.into() }
 }
 
 /// Waits that are no stalls, for the progress line only; the analysis has the exact rules.

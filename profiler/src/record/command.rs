@@ -72,6 +72,7 @@ impl Drop for HeldCommand {
         if let Some(spawner) = self.spawner.take()
             && let Ok(Ok(mut child)) = spawner.join()
         {
+            // It never ran the command; its status says nothing.
             let _ = child.wait();
         }
     }

@@ -2,6 +2,7 @@
 
 mod collector;
 pub mod command;
+mod errand;
 pub mod error;
 pub mod held_waits;
 mod host;
@@ -10,8 +11,10 @@ pub mod progress;
 pub mod python_looks;
 pub mod python_thread;
 pub mod python_watch;
+mod reasons;
 pub mod session;
 pub mod socket_thread;
+mod staged;
 pub mod symbol_thread;
 mod topology;
 

@@ -1,14 +1,13 @@
 //! Looks at the Python stacks of waiting threads, on a thread of its own and within a budget.
 
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
-
+use super::errand::{Answer, Errand};
 use super::python_watch::{PythonWatch, Told};
 use crate::target::ProcRoot;
+use crate::target::sockets::processor_time;
 
 /// Between two rounds, where they are cheap.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -27,79 +26,44 @@ enum Order {
     Look,
 }
 
-enum Answer {
-    Told(Told),
-    Done,
-}
-
-pub struct PythonThread {
-    orders: Option<Sender<Order>>,
-    answers: Receiver<Answer>,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct PythonThread(Errand<Order, Told>);
 
 impl PythonThread {
     pub fn start(root: ProcRoot) -> io::Result<PythonThread> {
-        let (orders, queue) = channel();
-        let (results, answers) = channel();
-        let work = move || work(PythonWatch::new(root), &queue, &results);
-        let thread = std::thread::Builder::new().name("python".into()).spawn(work)?;
-        Ok(PythonThread { orders: Some(orders), answers, thread: Some(thread) })
+        Errand::start("python", |queue, results| work(PythonWatch::new(root), queue, results))
+            .map(PythonThread)
     }
 
     /// `pid` is a target, or runs another program now.
     pub fn enter(&self, pid: u32) {
-        self.send(Order::Enter(pid));
+        self.0.order(Order::Enter(pid));
     }
 
     pub fn leave(&self, pid: u32) {
-        self.send(Order::Leave(pid));
+        self.0.order(Order::Leave(pid));
     }
 
     /// Begins to look. Until then interpreters are searched for only.
     pub fn begin(&self) {
-        self.send(Order::Begin);
+        self.0.order(Order::Begin);
     }
 
-    /// Looks now, and waits for what was found.
-    pub fn look(&self) -> Vec<Told> {
-        self.send(Order::Look);
-        let told = |answer| match answer {
-            Answer::Told(told) => Some(told),
-            Answer::Done => None,
-        };
-        // A round is bounded by the number of threads; a thread that died closes the channel.
-        self.answers.iter().map_while(told).collect()
+    /// Looks now, and waits for what was found; false where the thread has come to harm. A round is bounded by the
+    /// number of threads.
+    pub fn look(&self) -> (Vec<Told>, bool) {
+        self.0.carry_out(Order::Look)
     }
 
     /// What was found since the last call.
     pub fn take(&self) -> impl Iterator<Item = Told> + '_ {
-        self.answers.try_iter().filter_map(|answer| match answer {
-            Answer::Told(told) => Some(told),
-            Answer::Done => None,
-        })
-    }
-
-    fn send(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            let _ = orders.send(order);
-        }
+        self.0.take()
     }
 }
 
-impl Drop for PythonThread {
-    fn drop(&mut self) {
-        self.orders = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer>) {
+fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer<Told>>) {
     let mut tell = |told| {
         // Without a receiver the recording is over.
-        let _ = results.send(Answer::Told(told));
+        let _ = results.send(Answer::Found(told));
     };
     let mut interval = INTERVAL;
     let mut begun = false;
@@ -134,10 +98,6 @@ fn work(mut watch: PythonWatch, queue: &Receiver<Order>, results: &Sender<Answer
     }
 }
 
-fn processor_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
-}
-
 fn pace(cost: Duration) -> Duration {
     (cost * SHARE).clamp(INTERVAL, SLOWEST)
 }
@@ -157,8 +117,8 @@ mod tests {
     fn a_process_without_an_interpreter_has_no_looks() {
         let thread = PythonThread::start(ProcRoot::default()).unwrap();
         thread.enter(std::process::id());
-        assert!(thread.look().is_empty());
+        assert!(matches!(thread.look(), (found, true) if found.is_empty()));
         thread.leave(std::process::id());
-        assert!(thread.look().is_empty());
+        assert!(matches!(thread.look(), (found, true) if found.is_empty()));
     }
 }

@@ -8,8 +8,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use procfs::FromRead;
-use procfs::process::Schedstat;
 use profiler_common::Call;
 
 use super::python_looks::Look;
@@ -17,8 +15,8 @@ use crate::probes::CallNumbers;
 use crate::symbols::python::{PythonError, PythonProcess};
 use crate::target::ProcRoot;
 use crate::target::blocked::{Activity, activity};
-use crate::target::process::thread;
-use crate::target::root::{monotonic_ns, read_bounded};
+use crate::target::process::{thread, times_scheduled};
+use crate::target::root::{STATUS, monotonic_ns, read_bounded};
 
 /// Before each search for an interpreter: the loader maps it after the program has begun. The last one comes again and
 /// again, for programs that load it later.
@@ -39,8 +37,6 @@ const BATCH: usize = 4;
 const STRANGER: Duration = Duration::from_secs(1);
 /// Threads of one process that are watched.
 const THREADS: usize = 4096;
-const SCHEDSTAT: usize = 256;
-const STATUS: usize = 16 << 10;
 
 /// What is known of a target.
 enum Interpreter {
@@ -276,12 +272,8 @@ fn sleeper<'t>(
 
 /// How often the thread was given a processor. Kernels that do not count that count switches.
 fn count(root: &ProcRoot, pid: u32, tid: u32) -> Option<u64> {
-    let text = read_bounded(&root.task_path(pid, tid, "schedstat"), SCHEDSTAT);
-    let count = text.ok().and_then(|text| Schedstat::from_read(text.bytes.as_slice()).ok()?.pcount.into());
-    match count.filter(|count| *count > 0) {
-        Some(count) => Some(count),
-        None => switches(root, pid, tid),
-    }
+    let count = times_scheduled(root, pid, tid).ok().filter(|count| *count > 0);
+    count.or_else(|| switches(root, pid, tid))
 }
 
 fn switches(root: &ProcRoot, pid: u32, tid: u32) -> Option<u64> {

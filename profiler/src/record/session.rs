@@ -17,6 +17,7 @@ use super::options::{RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
 use super::python_thread::PythonThread;
 use super::socket_thread::SocketThread;
+use super::staged::Staged;
 use super::symbol_thread::SymbolThread;
 use super::topology;
 use crate::probes::{ProbeOptions, ProbeSet};
@@ -25,7 +26,6 @@ use crate::target::select::{select_comm, select_pids, with_descendants};
 use crate::target::{ProcRoot, TargetSet};
 use crate::trace::error::TraceError;
 use crate::trace::record::{End, Record, Window};
-use crate::trace::writer::TraceWriter;
 
 /// How often the ring buffer is emptied.
 const DRAIN: Duration = Duration::from_millis(10);
@@ -67,7 +67,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let root = ProcRoot::default();
     let (asked_for, held) = choose(&root, options)?;
     // The file first: nothing of the target is touched when there is nowhere to write to.
-    let writer = TraceWriter::create(&options.output)?;
+    let (writer, staged) = Staged::create(&options.output)?;
     let mut signals = Signals::new()?;
     allow_open_files()?;
     let held_back = HeldBack::new();
@@ -116,9 +116,12 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     narrator.opened(&describe(&root, &collector.targets, options));
     if held.is_some() && signals.came().await {
         // Told to end before the command's first instruction: it never runs.
+        staged.commit();
         return Ok(finish(options, probes, collector, window, StopReason::Signal, None));
     }
+    // A command that cannot be started leaves an older recording alone.
     let mut command = release(held, options)?;
+    staged.commit();
     let progress = Progress::new(options.duration);
     let reason =
         watch_until(options, &mut probes, &mut collector, signals, command.as_mut(), &progress).await;

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
+use super::errand::{Answer, Errand};
 use crate::target::sockets::{Full, Look, SocketError};
 use crate::target::{ProcRoot, SocketSamplers};
 use crate::trace::record::{Ends, Environment, SocketSample};
@@ -34,77 +34,51 @@ pub enum Found {
     Interface(Environment),
     /// Why sockets cannot be seen; once.
     Failed(String),
-    /// The look that was ordered is done.
-    Done,
 }
 
-pub struct SocketThread {
-    orders: Option<Sender<Order>>,
-    found: Receiver<Found>,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct SocketThread(Errand<Order, Found>);
 
 impl SocketThread {
     pub fn start(root: ProcRoot) -> io::Result<SocketThread> {
-        let (orders, queue) = channel();
-        let (results, found) = channel();
-        let thread = std::thread::Builder::new().name("sockets".into()).spawn(move || {
-            Sampler {
-                samplers: SocketSamplers::new(root),
-                results,
-                interfaces: HashSet::new(),
-                failed: false,
-            }
-            .work(&queue);
-        })?;
-        Ok(SocketThread { orders: Some(orders), found, thread: Some(thread) })
+        Errand::start("sockets", |queue, results| {
+            let samplers = SocketSamplers::new(root);
+            Sampler { samplers, results, interfaces: HashSet::new(), failed: false }.work(queue);
+        })
+        .map(SocketThread)
     }
 
     pub fn enter(&self, pid: u32) {
-        self.send(Order::Enter(pid));
+        self.0.order(Order::Enter(pid));
     }
 
     pub fn leave(&self, pid: u32) {
-        self.send(Order::Leave(pid));
+        self.0.order(Order::Leave(pid));
     }
 
-    /// Looks now and waits for the result.
+    /// Looks now and waits for the result. A look is bounded by the kernel's list of sockets.
     pub fn look(&self, at_start: bool) -> Vec<Found> {
-        self.send(Order::Look { at_start });
-        // A look is bounded by the kernel's list of sockets; a thread that died closes the channel.
-        self.found.iter().take_while(|found| !matches!(found, Found::Done)).collect()
+        let (mut found, alive) = self.0.carry_out(Order::Look { at_start });
+        if !alive {
+            found.push(Found::Failed("the thread that looks at sockets came to harm".to_owned()));
+        }
+        found
     }
 
     /// What came in since the last call.
     pub fn take(&self) -> impl Iterator<Item = Found> + '_ {
-        self.found.try_iter()
-    }
-
-    fn send(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            let _ = orders.send(order);
-        }
+        self.0.take()
     }
 }
 
-impl Drop for SocketThread {
-    fn drop(&mut self) {
-        self.orders = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-struct Sampler {
+struct Sampler<'a> {
     samplers: SocketSamplers,
-    results: Sender<Found>,
+    results: &'a Sender<Answer<Found>>,
     /// Local addresses whose interface was asked for.
     interfaces: HashSet<std::net::IpAddr>,
     failed: bool,
 }
 
-impl Sampler {
+impl Sampler<'_> {
     fn work(&mut self, queue: &Receiver<Order>) {
         let mut interval = INTERVAL;
         loop {
@@ -119,7 +93,7 @@ impl Sampler {
                     // Also at the end: what a short recording has not listed yet is listed then.
                     let cost = self.look(at_start, Full::Tcp);
                     interval = pace(cost);
-                    if self.results.send(Found::Done).is_err() {
+                    if self.results.send(Answer::Done).is_err() {
                         return;
                     }
                 }
@@ -136,7 +110,7 @@ impl Sampler {
         }
         for sample in samples {
             self.interface(&sample);
-            let _ = self.results.send(Found::Sample(sample));
+            self.tell(Found::Sample(sample));
         }
         cost
     }
@@ -148,7 +122,7 @@ impl Sampler {
             return;
         }
         if let Some(value) = self.samplers.interface_for(sample.pid, address) {
-            let _ = self.results.send(Found::Interface(Environment {
+            self.tell(Found::Interface(Environment {
                 what: format!("interface.{address}"),
                 value,
                 pid: sample.pid,
@@ -156,10 +130,15 @@ impl Sampler {
         }
     }
 
+    fn tell(&self, found: Found) {
+        // Without a receiver the recording is over.
+        let _ = self.results.send(Answer::Found(found));
+    }
+
     fn fail(&mut self, error: &SocketError) {
         if !error.is_gone() && !self.failed {
             self.failed = true;
-            let _ = self.results.send(Found::Failed(error.to_string()));
+            self.tell(Found::Failed(error.to_string()));
         }
     }
 }

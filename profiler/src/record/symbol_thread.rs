@@ -204,7 +204,7 @@ impl SymbolThread {
 
     /// Ends the thread when everything queued is done: the rest of the stacks, and the symbolizer for those
     /// threads that are still blocked. `None` where the thread came to harm.
-    pub fn finish(mut self) -> (Vec<Named>, Option<Symbolizer>) {
+    pub fn finish(&mut self) -> (Vec<Named>, Option<Symbolizer>) {
         self.jobs = None;
         let rest = self.named.iter().collect();
         (rest, self.thread.take().and_then(|thread| thread.join().ok()))
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn every_queued_stack_comes_back() {
-        let thread = SymbolThread::start(None).unwrap();
+        let mut thread = SymbolThread::start(None).unwrap();
         for id in 1..=100 {
             assert!(thread.name(kernel_stack(id, 0)));
         }
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn copies_of_one_stack_are_named_once() {
-        let thread = SymbolThread::start(None).unwrap();
+        let mut thread = SymbolThread::start(None).unwrap();
         for (id, frames) in [(1, [5, 6]), (2, [5, 7]), (3, [5, 6]), (4, [5, 7])] {
             thread.name(user_stack(id, &frames));
         }
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn another_program_of_the_process_has_stacks_of_its_own() {
-        let thread = SymbolThread::start(None).unwrap();
+        let mut thread = SymbolThread::start(None).unwrap();
         thread.name(user_stack(1, &[5, 6]));
         thread.exec(1 << 30);
         thread.name(user_stack(2, &[5, 6]));
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_stack_that_does_not_fit_is_counted() {
-        let thread = SymbolThread::start(None).unwrap();
+        let mut thread = SymbolThread::start(None).unwrap();
         assert!(!thread.name(kernel_stack(1, WAITING)));
         assert_eq!(thread.refused(), 1);
         assert_eq!(thread.finish().0.len(), 0);

@@ -1,11 +1,11 @@
 //! The flame graph as an SVG picture, drawn by inferno.
 
 mod colour;
-mod empty;
+pub(super) mod empty;
 
 use std::io::{BufWriter, Write};
 
-use inferno::flamegraph::color::{BackgroundColor, Color};
+use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{Options, TextTruncateDirection, from_lines};
 
 use crate::analysis::Analysis;
@@ -43,19 +43,25 @@ fn draw(
     let lines: Vec<String> =
         stacks.iter().map(|stack| format!("{} {}", stack.path(), stack.weight_ns)).collect();
     let mut palette = colour::palette(stacks);
-    let mut drawing = Options::default();
-    drawing.title = title(analysis, options);
+    let mut drawing = drawing(title(analysis, options), &mut palette);
     drawing.subtitle = subtitle(analysis, options, stacks);
+    from_lines(&mut drawing, lines.iter().map(String::as_str), out)?;
+    Ok(())
+}
+
+/// How all flame graphs are drawn.
+pub(super) fn drawing(title: String, palette: &mut PaletteMap) -> Options<'_> {
+    let mut drawing = Options::default();
+    drawing.title = title;
     "ns".clone_into(&mut drawing.count_name);
     "Frame:".clone_into(&mut drawing.name_type);
     // Functions and leaves tell most by their beginning.
     drawing.text_truncate_direction = TextTruncateDirection::Right;
     drawing.bgcolors = Some(BackgroundColor::Flat(Color::new(255, 255, 255)));
-    drawing.palette_map = Some(&mut palette);
+    drawing.palette_map = Some(palette);
     // For the root alone, the only frame outside of the palette.
     drawing.deterministic = true;
-    from_lines(&mut drawing, lines.iter().map(String::as_str), out)?;
-    Ok(())
+    drawing
 }
 
 /// `stallscope: python3 (pid 4242), 10.0 s, stalled 8.30 s of 40.0 s thread time (20.8%)`.
@@ -122,7 +128,7 @@ mod tests {
     fn an_empty_analysis_gives_a_picture_that_says_so() {
         let text = svg(&Analysis::default(), &FlameOptions::default());
         assert!(text.starts_with("<?xml"), "{text}");
-        assert!(text.contains("Nothing stalled"), "{text}");
+        assert!(text.contains("No stall was read; waits that were still open are not known."), "{text}");
         assert!(text.contains("0 system calls seen"), "{text}");
         assert!(text.trim_end().ends_with("</svg>"), "{text}");
     }

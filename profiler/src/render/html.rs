@@ -16,8 +16,8 @@ use crate::render::section::{self, FindingText};
 use crate::render::table::{Align, Table};
 use crate::render::tree::{FlameOptions, View};
 
-pub(super) const STYLE: &str = include_str!("html/report.css");
-pub(super) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+const STYLE: &str = include_str!("html/report.css");
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 /// Writes the report with a flame graph of every stall, by stack and by cause.
 ///
@@ -25,11 +25,7 @@ pub(super) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; 
 pub fn write_html(analysis: &Analysis, out: &mut dyn Write) -> Result<(), RenderError> {
     let mut out = BufWriter::new(out);
     let report = &analysis.report;
-    let title = html(&format!("stallscope: {}", note::target(report)));
-    writeln!(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
-    writeln!(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">")?;
-    writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
-    writeln!(out, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>")?;
+    begin_page(&format!("stallscope: {}", note::target(report)), &mut out)?;
     write_head(report, &mut out)?;
     write_findings(report, &mut out)?;
     for view in [View::Stack, View::Cause] {
@@ -41,8 +37,23 @@ pub fn write_html(analysis: &Analysis, out: &mut dyn Write) -> Result<(), Render
     }
     write_pairs("Coverage", &section::coverage(report), &mut out)?;
     write_pairs("Environment", &section::environment(report), &mut out)?;
-    writeln!(out, "</body>\n</html>")?;
+    end_page(&mut out)?;
     out.flush()?;
+    Ok(())
+}
+
+/// Everything down to the title.
+pub(super) fn begin_page(title: &str, out: &mut dyn Write) -> Result<(), RenderError> {
+    let title = html(title);
+    writeln!(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
+    writeln!(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">")?;
+    writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
+    writeln!(out, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>")?;
+    Ok(())
+}
+
+pub(super) fn end_page(out: &mut dyn Write) -> Result<(), RenderError> {
+    writeln!(out, "</body>\n</html>")?;
     Ok(())
 }
 

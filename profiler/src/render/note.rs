@@ -1,11 +1,10 @@
 //! What was recorded, and what was not: short notes that several views show.
 
-use std::fmt::Write;
-
 use crate::analysis::Analysis;
 use crate::analysis::report::Report;
 use crate::render::name::escape_controls;
 use crate::render::unit::{count, duration, plural, share};
+use crate::trace::UNENDED;
 use crate::trace::record::FamilyState;
 
 /// What was recorded: the target's name and its process, `python3 (pid 4242)`, `python3 (8 processes)`.
@@ -38,9 +37,19 @@ pub(super) fn damage(report: &Report) -> Vec<String> {
         notes.push(format!("{} bytes of the trace could not be read", count(trace.bytes_unread)));
     }
     if !trace.complete && notes.is_empty() {
-        notes.push("the recording did not end in order; what came last may be missing".to_owned());
+        notes.push(UNENDED.to_owned());
     }
     notes
+}
+
+/// What to say where there is no stall. A trace without its end lacks the waits that were open then, which are the
+/// longest.
+pub(super) fn no_stall(report: &Report) -> &'static str {
+    if report.trace.complete {
+        "Nothing stalled"
+    } else {
+        "No stall was read; waits that were still open are not known"
+    }
 }
 
 /// Losses that make figures too small or stacks too short; empty where nothing was lost.
@@ -88,10 +97,10 @@ pub(super) fn calls_seen(report: &Report, most: usize) -> String {
     let mut text = format!("{} seen", plural(total, "system call"));
     for (index, (name, seen)) in calls.iter().take(most).enumerate() {
         let before = if index == 0 { ": " } else { ", " };
-        let _ = write!(text, "{before}{} {}", escape_controls(name), count(*seen));
+        text.push_str(&format!("{before}{} {}", escape_controls(name), count(*seen)));
     }
     if calls.len() > most {
-        let _ = write!(text, ", {} more kinds", calls.len() - most);
+        text.push_str(&format!(", {} more kinds", calls.len() - most));
     }
     text
 }
@@ -111,4 +120,19 @@ pub(super) fn presence(analysis: &Analysis) -> String {
         duration(report.totals.idle_ns),
         duration(sum(|row| row.other_ns))
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_without_its_end_does_not_say_that_nothing_stalled() {
+        let mut report = Report::default();
+        assert_eq!(damage(&report), [UNENDED]);
+        assert!(UNENDED.contains("waits open then are not known"));
+        assert_eq!(no_stall(&report), "No stall was read; waits that were still open are not known");
+        report.trace.complete = true;
+        assert_eq!((damage(&report).as_slice(), no_stall(&report)), ([].as_slice(), "Nothing stalled"));
+    }
 }

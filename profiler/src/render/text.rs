@@ -36,7 +36,8 @@ pub fn write_report_with(analysis: &Analysis, options: TextOptions, out: &mut dy
     write_findings(report, painter, out)?;
     if analysis.stalls.is_empty() {
         writeln!(out)?;
-        for line in wrap(&format!("Nothing stalled. {}.", note::presence(analysis)), WIDTH) {
+        let text = format!("{}. {}.", note::no_stall(report), note::presence(analysis));
+        for line in wrap(&text, WIDTH) {
             writeln!(out, "{line}")?;
         }
     }

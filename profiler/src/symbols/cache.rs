@@ -106,6 +106,7 @@ impl Cache {
         let written = write_new(&temporary, &bytes)
             .and_then(|()| std::fs::rename(&temporary, inside(&folder, &key.name)));
         if written.is_err() {
+            // It may not exist; the error that counts is the first one.
             let _ = std::fs::remove_file(&temporary);
         }
         shrink(&folder);
@@ -179,6 +180,7 @@ fn shrink(folder: &OwnedFd) {
         .collect();
     files.sort();
     for (_, path) in files.iter().take(files.len().saturating_sub(MAX_FILES)) {
+        // Another recorder may have removed it.
         let _ = std::fs::remove_file(path);
     }
 }

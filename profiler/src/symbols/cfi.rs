@@ -21,6 +21,8 @@ const MAX_EXPRESSION: usize = 64;
 const REGISTERS: u16 = 33;
 /// `.eh_frame` of a file without a search table, bytes.
 const MAX_SECTION: u64 = 16 << 20;
+/// How often all of such a section may be read again for the entries that others name. Once is usual.
+const COMMON_READS: usize = 16;
 /// Read at first; most entries fit.
 const FIRST_READ: usize = 512;
 /// Rows of the search table read at once when the search has come that near.
@@ -134,21 +136,30 @@ fn make_table(elf: &Elf) -> Option<OwnTable> {
     let sections = Sections::read(elf);
     let section = sections.find(".eh_frame").filter(|section| !section.compressed)?;
     let bytes = section.content(elf, MAX_SECTION)?;
-    let mut frames = EhFrame::new(&bytes, LittleEndian);
+    Some(list_entries(&bytes, section.address))
+}
+
+fn list_entries(bytes: &[u8], address: u64) -> OwnTable {
+    let mut frames = EhFrame::new(bytes, LittleEndian);
     frames.set_address_size(8);
-    let bases = BaseAddresses::default().set_eh_frame(section.address);
+    let bases = BaseAddresses::default().set_eh_frame(address);
     let mut entries = frames.entries(&bases);
     let mut table = Vec::new();
+    // Each function's entry has the common one that it names read again; that one could be megabytes long.
+    let mut left = bytes.len().saturating_mul(COMMON_READS);
     // Damage ends the list; what came before it is good.
     while let Ok(Some(entry)) = entries.next() {
-        if let gimli::CieOrFde::Fde(partial) = entry
-            && let Ok(fde) = partial.parse(EhFrame::cie_from_offset)
-        {
-            table.push((fde.initial_address(), section.address.wrapping_add(fde.offset() as u64)));
+        let gimli::CieOrFde::Fde(partial) = entry else { continue };
+        let at = partial.cie_offset().0;
+        let common = u32_at(bytes, at).map_or(0, |length| length as usize).min(bytes.len());
+        let Some(rest) = left.checked_sub(common) else { break };
+        left = rest;
+        if let Ok(fde) = partial.parse(EhFrame::cie_from_offset) {
+            table.push((fde.initial_address(), address.wrapping_add(fde.offset() as u64)));
         }
     }
     table.sort_unstable();
-    Some(table.into_boxed_slice())
+    table.into_boxed_slice()
 }
 
 /// Finds entries of `.eh_frame` by the address of a function's code.
@@ -269,4 +280,41 @@ fn convert(frames: &EhFrame<Bytes<'_>>, row: &UnwindTableRow<usize>, signal: boo
         rules.push((register.0, rule));
     }
     Some(Row { cfa, rules, signal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A common entry whose augmentation has `padding` bytes, and `count` functions that name it.
+    fn section(padding: usize, count: u32) -> Vec<u8> {
+        let mut common = vec![0, 0, 0, 0, 1, b'z'];
+        common.extend(vec![b'S'; padding]);
+        // End of the augmentation, both alignments, the register of the return address, no augmentation data.
+        common.extend([0, 1, 0x78, 16, 0]);
+        let mut bytes = (common.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(common);
+        for function in 0..count {
+            bytes.extend(21_u32.to_le_bytes());
+            bytes.extend((bytes.len() as u32).to_le_bytes());
+            bytes.extend((u64::from(function) * 16).to_le_bytes());
+            bytes.extend(16_u64.to_le_bytes());
+            bytes.push(0);
+        }
+        bytes
+    }
+
+    #[test]
+    fn functions_of_a_section_without_a_search_table_are_listed() {
+        let table = list_entries(&section(1, 5000), 0x1000);
+        assert_eq!(table.len(), 5000);
+        assert_eq!((table[0].0, table[4999].0), (0, 4999 * 16));
+    }
+
+    #[test]
+    fn a_huge_common_entry_is_not_read_for_each_function() {
+        // In a section of the size that is allowed these would be 10^12 steps.
+        let table = list_entries(&section(1 << 20, 2000), 0x1000);
+        assert!((1..=COMMON_READS + 1).contains(&table.len()), "{}", table.len());
+    }
 }

@@ -119,7 +119,7 @@ mod tests {
         // Substitutions that double at each step: a few hundred bytes that stand for gigabytes.
         let mut bomb = String::from("_Z1fI1XEv");
         for index in 0..40 {
-            let _ = write!(bomb, "St4pairIS{index}_S{index}_E");
+            bomb.push_str(&format!("St4pairIS{index}_S{index}_E"));
         }
         assert!(demangle(bomb.as_bytes()).len() <= MAX_NAME);
     }

@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
     use crate::symbols::cfi;
-    use crate::symbols::live_tests::{compile, run};
+    use crate::symbols::live_tests::{compile, random_below, run};
     use crate::symbols::names::Index;
 
     fn parse(path: &Path) -> Elf {
@@ -294,13 +294,7 @@ mod tests {
         run(std::process::Command::new("strip").args(["-R", ".eh_frame_hdr"]).arg(&path));
         let without_table = std::fs::read(&path).unwrap();
         let mut context = UnwindContext::new();
-        let mut random = 0x2545_f491_4f6c_dd1d_u64;
-        let mut next = move |bound: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random % bound as u64) as usize
-        };
+        let mut next = random_below(0x2545_f491_4f6c_dd1d);
         for whole in [with_table, without_table] {
             assert!(exercise(whole.clone(), &mut context) > 10);
             for round in 0..600 {

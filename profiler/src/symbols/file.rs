@@ -1,31 +1,20 @@
 //! A module's file, and where the names of its functions come from.
 //!
 //! In this order: `.symtab` of the module, or of its separate debug file where the module has none, or of
-//! `.gnu_debugdata`; then `.dynsym`. What is inlined, and the lines, come from DWARF of the module or of its debug file.
+//! `.gnu_debugdata`; then `.dynsym`. What is inlined comes from DWARF of the module or of its debug file.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use super::cache::Cache;
 use super::cfi;
 use super::debug_file::{self, Root};
 use super::demangle::demangle;
-use super::dwarf::{self, Blocks, Dwarf, Place};
+use super::dwarf::{self, Blocks, Dwarf};
 use super::elf::Elf;
 use super::mini;
 use super::names::Index;
 use super::source::Identity;
-
-/// A function that an address is in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Function {
-    pub name: Arc<str>,
-    /// Path of its source as the compiler had it; empty where unknown.
-    pub file: Arc<str>,
-    /// 0: unknown.
-    pub line: u32,
-}
 
 /// Functions of a symbol table.
 #[derive(Debug)]
@@ -48,9 +37,9 @@ enum Debug {
     Missing,
 }
 
-/// The same.
+/// What tells of inlined functions, opened when the first name is wanted.
 #[derive(Debug)]
-enum Lines {
+enum Inlined {
     Unread,
     Own(Dwarf),
     Debug(Dwarf),
@@ -67,9 +56,9 @@ pub(super) struct File {
     full: Names,
     /// `.dynsym`, read when the former has no name for an address.
     exported: Names,
-    lines: Lines,
-    /// What reading them may still cost.
-    lines_fuel: u64,
+    inlined: Inlined,
+    /// What reading it may still cost.
+    inlined_fuel: u64,
     /// Opened when the first address is to be unwound.
     pub unwind: Option<cfi::Lookup>,
     /// When it was used last.
@@ -95,8 +84,8 @@ impl File {
             debug: Debug::Unsought,
             full: Names::Unread,
             exported: Names::Unread,
-            lines: Lines::Unread,
-            lines_fuel: dwarf::TOTAL,
+            inlined: Inlined::Unread,
+            inlined_fuel: dwarf::TOTAL,
             unwind: None,
             used,
         }
@@ -113,43 +102,39 @@ impl File {
             Names::Packed(index, elf) => index.memory() + elf.source.memory(),
             Names::Unread | Names::Missing => 0,
         };
-        let lines = match &self.lines {
-            Lines::Own(dwarf) | Lines::Debug(dwarf) => dwarf.memory(),
-            Lines::Unread | Lines::Missing => 0,
+        let inlined = match &self.inlined {
+            Inlined::Own(dwarf) | Inlined::Debug(dwarf) => dwarf.memory(),
+            Inlined::Unread | Inlined::Missing => 0,
         };
         let unwind = self.unwind.as_ref().map_or(0, cfi::Lookup::memory);
-        size(&self.full) + size(&self.exported) + lines + unwind
+        size(&self.full) + size(&self.exported) + inlined + unwind
     }
 
     /// Forgets what can be read again.
     pub(super) fn drop_tables(&mut self) {
         (self.full, self.exported, self.unwind) = (Names::Unread, Names::Unread, None);
-        // What was spent on lines stays spent: a file that was given up is not begun again.
-        if let Lines::Own(dwarf) | Lines::Debug(dwarf) = std::mem::replace(&mut self.lines, Lines::Unread) {
-            self.lines_fuel = dwarf.fuel();
+        // What was spent on inlined functions stays spent: a file that was given up is not begun again.
+        let inlined = std::mem::replace(&mut self.inlined, Inlined::Unread);
+        if let Inlined::Own(dwarf) | Inlined::Debug(dwarf) = inlined {
+            self.inlined_fuel = dwarf.fuel();
         }
     }
 
-    /// The functions that are inlined around a stated address, innermost first, and last the one that has the code.
-    /// Empty where that has no name.
-    pub(super) fn functions(&mut self, address: u64, means: &Means<'_>) -> Vec<Function> {
+    /// Names of the functions that are inlined around a stated address, innermost first, and last of the one that has
+    /// the code. Empty where that has no name.
+    pub(super) fn functions(&mut self, address: u64, means: &Means<'_>) -> Vec<String> {
         let symbol = self.symbol(address, means);
-        let mut places = self.places(address, means);
+        let mut symbols = self.inlined(address, means);
         // The symbol table knows the function best; debug information tells what is inside of it.
-        let outer = places.pop().unwrap_or_default();
-        let symbol = symbol.unwrap_or(outer.symbol);
-        places.push(Place { symbol, ..outer });
-        let functions = places.into_iter().map(|place| Function {
-            name: demangle(&place.symbol).into(),
-            file: place.file.into(),
-            line: place.line,
-        });
-        // Inlined functions without a name say nothing: their callers tell the rest.
-        let functions: Vec<_> = functions.collect();
-        if functions.last().is_none_or(|function| function.name.is_empty()) {
+        let outer = symbols.pop().unwrap_or_default();
+        symbols.push(symbol.unwrap_or(outer));
+        let mut names: Vec<_> = symbols.iter().map(|symbol| demangle(symbol)).collect();
+        if names.last().is_none_or(String::is_empty) {
             return Vec::new();
         }
-        functions.into_iter().filter(|function| !function.name.is_empty()).collect()
+        // Inlined functions without a name say nothing: their callers tell the rest.
+        names.retain(|name| !name.is_empty());
+        names
     }
 
     fn seek_debug(&mut self, pid: u32) {
@@ -201,22 +186,22 @@ impl File {
         index.name(source, index.find(address)?)
     }
 
-    fn open_lines(&mut self, pid: u32) -> Lines {
-        if let Some(dwarf) = Dwarf::open(&self.elf, self.lines_fuel) {
-            return Lines::Own(dwarf);
+    fn open_inlined(&mut self, pid: u32) -> Inlined {
+        if let Some(dwarf) = Dwarf::open(&self.elf, self.inlined_fuel) {
+            return Inlined::Own(dwarf);
         }
         self.seek_debug(pid);
-        let Debug::Found(debug) = &self.debug else { return Lines::Missing };
-        Dwarf::open(debug, self.lines_fuel).map_or(Lines::Missing, Lines::Debug)
+        let Debug::Found(debug) = &self.debug else { return Inlined::Missing };
+        Dwarf::open(debug, self.inlined_fuel).map_or(Inlined::Missing, Inlined::Debug)
     }
 
-    fn places(&mut self, address: u64, means: &Means<'_>) -> Vec<Place> {
-        if matches!(self.lines, Lines::Unread) {
-            self.lines = self.open_lines(means.pid);
+    fn inlined(&mut self, address: u64, means: &Means<'_>) -> Vec<Vec<u8>> {
+        if matches!(self.inlined, Inlined::Unread) {
+            self.inlined = self.open_inlined(means.pid);
         }
-        match (&mut self.lines, &self.debug) {
-            (Lines::Own(dwarf), _) => dwarf.find(&self.elf, means.file, means.blocks, address),
-            (Lines::Debug(dwarf), Debug::Found(debug)) => {
+        match (&mut self.inlined, &self.debug) {
+            (Inlined::Own(dwarf), _) => dwarf.find(&self.elf, means.file, means.blocks, address),
+            (Inlined::Debug(dwarf), Debug::Found(debug)) => {
                 dwarf.find(debug, means.file, means.blocks, address)
             }
             _ => Vec::new(),

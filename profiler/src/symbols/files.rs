@@ -16,7 +16,7 @@ use super::cache::Cache;
 use super::cfi::{self, Row};
 use super::dwarf::Blocks;
 use super::elf::{self, Elf};
-use super::file::{File, Function, Means};
+use super::file::{File, Means};
 use super::maps::Mapping;
 use super::memory::read_process;
 use super::source::{Identity, Source};
@@ -45,7 +45,7 @@ pub(super) struct Files {
     by_key: HashMap<Key, FileId>,
     last_id: u32,
     clock: u64,
-    names: HashMap<(FileId, u64), Arc<[Function]>>,
+    names: HashMap<(FileId, u64), Arc<[String]>>,
     /// Bytes of `names`.
     names_size: usize,
     blocks: RefCell<Blocks>,
@@ -155,9 +155,9 @@ impl Files {
         row
     }
 
-    /// The functions around a stated address, innermost first; empty where it has no name. `pid` maps the file: its
+    /// Names of the functions around a stated address, innermost first; empty where it has no name. `pid` maps the file: its
     /// root is where a debug file is looked for first.
-    pub(super) fn functions(&mut self, id: FileId, address: u64, pid: u32) -> Arc<[Function]> {
+    pub(super) fn functions(&mut self, id: FileId, address: u64, pid: u32) -> Arc<[String]> {
         if let Some(functions) = self.names.get(&(id, address)) {
             return Arc::clone(functions);
         }
@@ -166,12 +166,11 @@ impl Files {
         file.used = self.clock;
         let (before, opened) = (file.memory(), file.descriptors());
         let means = Means { pid, file: id.0, blocks: &self.blocks, cache: &self.cache };
-        let functions: Arc<[Function]> = file.functions(address, &means).into();
+        let functions: Arc<[String]> = file.functions(address, &means).into();
         if file.memory() > before || file.descriptors() > opened {
             self.shrink(id);
         }
-        let size =
-            functions.iter().map(|function| function.name.len() + function.file.len() + 64).sum::<usize>();
+        let size = functions.iter().map(|name| name.len() + size_of::<String>()).sum::<usize>();
         self.names_size += size;
         if self.names.len() >= MAX_NAMES || self.names_size > MAX_NAMES_SIZE {
             self.names.clear();

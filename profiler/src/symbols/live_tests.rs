@@ -13,6 +13,23 @@ use tempfile::TempDir;
 use super::memory::read_process;
 use super::*;
 
+/// Numbers without a pattern, the same in every run.
+pub(super) fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
+
+/// The same, each below the bound that is asked for.
+pub(super) fn random_below(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut next = random(seed);
+    move |bound| (next() % bound.max(1) as u64) as usize
+}
+
 /// A compiled program that waits for standard input.
 pub(super) struct Program {
     child: Child,
@@ -355,7 +372,7 @@ fn names_the_vdso() {
     let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok("__vdso_getcpu")).unwrap();
     let mut modules = Modules::default();
     modules.add(pid);
-    let frame = modules.space(pid).frames(vdso.start + symbol.address()).remove(0).frame;
+    let frame = modules.space(pid).frames(vdso.start + symbol.address()).remove(0);
     assert_eq!(frame, Frame { function: "getcpu".to_owned(), module: "[vdso]".to_owned(), offset: 0 });
 }
 
@@ -373,18 +390,13 @@ fn random_stack_memory_does_no_harm() {
     let program = Program::start("chain.c", &["-O2"]);
     let raw = raw_stack(program.pid(), 4096);
     let mut symbolizer = Symbolizer::new();
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut next = random(0x9e37_79b9_7f4a_7c15);
     for round in 0..500 {
         let mut stack = raw.clone();
         // Now and then words that are addresses of code, so that the walk goes on.
         for word in stack.snippet.chunks_exact_mut(8) {
-            let value = if next() % 4 == 0 { raw.frames[0].wrapping_add(next() % 4096) } else { next() };
+            let value =
+                if next().is_multiple_of(4) { raw.frames[0].wrapping_add(next() % 4096) } else { next() };
             word.copy_from_slice(&value.to_le_bytes());
         }
         stack.regs.bp = if round % 2 == 0 { raw.regs.sp + next() % 4096 } else { next() };

@@ -38,6 +38,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::symbols::live_tests::random_below;
 
     fn packed(bytes: &[u8], preset: &str) -> Vec<u8> {
         let mut command = Command::new("xz");
@@ -67,13 +68,7 @@ mod tests {
     fn damaged_data_does_no_harm() {
         let text: Vec<u8> = (0..20_000_u32).flat_map(|n| (n / 7).to_le_bytes()).collect();
         let whole = packed(&text, "-6");
-        let mut random = 0x853c_49e6_748f_ea9b_u64;
-        let mut next = move |bound: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random % bound as u64) as usize
-        };
+        let mut next = random_below(0x853c_49e6_748f_ea9b);
         for round in 0..400 {
             let mut bytes = whole.clone();
             // The headers get their share.

@@ -171,7 +171,7 @@ const MAX_NAMED: usize = 4 * unwind::MAX_FRAMES;
 fn named(space: &mut modules::Space<'_>, walk: &[Pc]) -> (Vec<Frame>, bool) {
     let mut frames = Vec::with_capacity(walk.len());
     for pc in walk {
-        frames.extend(space.frames(pc.site()).into_iter().map(|found| found.frame));
+        frames.extend(space.frames(pc.site()));
         if frames.len() > MAX_NAMED {
             frames.truncate(MAX_NAMED);
             return (frames, true);

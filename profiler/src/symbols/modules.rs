@@ -154,7 +154,7 @@ impl Space<'_> {
 
     /// The functions around the code at `address`, innermost first: those that are inlined there, and the one that
     /// has the code. One frame at least.
-    pub(super) fn frames(&mut self, address: u64) -> Vec<SourceFrame> {
+    pub(super) fn frames(&mut self, address: u64) -> Vec<Frame> {
         let Some(place) = self.place(address) else { return vec![unnamed(String::new(), address)] };
         let functions = match (place.file, place.stated) {
             (Some(file), Some(stated)) => self.modules.files.functions(file, stated, self.pid),
@@ -165,18 +165,13 @@ impl Space<'_> {
         };
         let module = process.module(address).map(|module| module.name.clone()).unwrap_or_default();
         if !functions.is_empty() {
-            let frames = functions.iter().map(|function| SourceFrame {
-                frame: Frame { function: function.name.to_string(), module: module.clone(), offset: 0 },
-                file: Arc::clone(&function.file),
-                line: function.line,
-            });
-            return frames.collect();
+            let frame = |name: &String| Frame { function: name.clone(), module: module.clone(), offset: 0 };
+            return functions.iter().map(frame).collect();
         }
         if place.file.is_none()
             && let Some(function) = process.perf_map.find(self.pid, address)
         {
-            let frame = Frame { function, module: "[jit]".to_owned(), offset: 0 };
-            return vec![SourceFrame { frame, ..SourceFrame::default() }];
+            return vec![Frame { function, module: "[jit]".to_owned(), offset: 0 }];
         }
         // Anonymous memory has no file: the address itself tells most.
         let offset = if module.is_empty() { address } else { place.offset };
@@ -184,18 +179,8 @@ impl Space<'_> {
     }
 }
 
-/// A frame, and where in its source the program was.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct SourceFrame {
-    pub frame: Frame,
-    /// Empty where unknown.
-    pub file: Arc<str>,
-    /// 0: unknown.
-    pub line: u32,
-}
-
-fn unnamed(module: String, offset: u64) -> SourceFrame {
-    SourceFrame { frame: Frame { function: String::new(), module, offset }, ..SourceFrame::default() }
+fn unnamed(module: String, offset: u64) -> Frame {
+    Frame { function: String::new(), module, offset }
 }
 
 impl AddressSpace for Space<'_> {
@@ -240,16 +225,16 @@ mod tests {
         let address = is_call as *const () as u64;
         let mut modules = Modules::default();
         modules.add(pid);
-        let named = modules.space(pid).frames(address).remove(0).frame;
+        let named = modules.space(pid).frames(address).remove(0);
         assert_eq!(named.function, "stallscope::symbols::modules::is_call");
         modules.files.close_down_to(0, None);
         // Read just now: the frame says where it is, and the mappings are left alone.
         modules.processes.get_mut(&pid).unwrap().last_read = Some(Instant::now());
-        let unnamed = modules.space(pid).frames(address).remove(0).frame;
+        let unnamed = modules.space(pid).frames(address).remove(0);
         assert_eq!((unnamed.function.as_str(), &unnamed.module), ("", &named.module));
         assert!(unnamed.offset > 0);
         modules.processes.get_mut(&pid).unwrap().last_read = None;
-        assert_eq!(modules.space(pid).frames(address).remove(0).frame, named);
+        assert_eq!(modules.space(pid).frames(address).remove(0), named);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::demangle::printable;
 use super::source::Source;
+use crate::target::root::ProcRoot;
+use crate::target::rooted;
 
 const MAX_FILE: u64 = 8 << 20;
 const MAX_ENTRIES: usize = 65_536;
@@ -50,8 +52,9 @@ fn read(pid: u32) -> Option<Vec<u8>> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     let own: u32 = ids.split_ascii_whitespace().last()?.parse().ok()?;
-    let path = format!("/proc/{pid}/root/tmp/perf-{own}.map");
-    let (source, identity) = Source::open(Path::new(&path)).ok()?;
+    // A link there must not lead to files outside of the target's root.
+    let file = rooted::open(&ProcRoot::default(), pid, Path::new(&format!("/tmp/perf-{own}.map"))).ok()?;
+    let (source, identity) = Source::of(file).ok()?;
     let mut bytes = vec![0; usize::try_from(identity.size.min(MAX_FILE)).ok()?];
     let len = source.read_at(0, &mut bytes);
     bytes.truncate(len);

@@ -236,6 +236,7 @@ impl Walker {
         memory: &mut impl Memory,
     ) -> bool {
         trial.bare += 1;
+        // Where it stopped, and whether that is the end, is in the trial itself.
         let _ = trial.advance(space, memory);
         self.bare = trial.bare;
         let complete = trial.walk.complete && trial.pc_is_outermost(space);
@@ -268,6 +269,7 @@ impl Walker {
                 Step::Caller(address) if space.follows_call(address) => {}
                 _ => continue,
             }
+            // Where it stopped, and whether that is the end, is in the trial itself.
             let _ = trial.advance(space, memory);
             // A return address of 0 ends a stack too, but nonsense is full of zeros.
             if trial.walk.complete && trial.pc_is_outermost(space) {

@@ -130,10 +130,7 @@ pub fn thread(root: &ProcRoot, pid: u32, tid: u32, seen_ns: u64) -> Result<Threa
 /// CPU time and run-queue time of a thread since it began, both as the kernel accounts them; without
 /// `CONFIG_SCHED_INFO` the latter is 0.
 pub fn thread_time(root: &ProcRoot, pid: u32, tid: u32) -> Result<ThreadTime, ReadError> {
-    let path = root.task_path(pid, tid, "schedstat");
-    let text = read_bounded(&path, SMALL)?;
-    let times = Schedstat::from_read(text.bytes.as_slice())
-        .map_err(|_| ReadError::malformed(&path, "not the numbers of schedstat"))?;
+    let times = schedstat(root, pid, tid)?;
     Ok(ThreadTime {
         time_ns: monotonic_ns(),
         pid,
@@ -141,6 +138,18 @@ pub fn thread_time(root: &ProcRoot, pid: u32, tid: u32) -> Result<ThreadTime, Re
         running_ns: times.sum_exec_runtime,
         runnable_ns: times.run_delay,
     })
+}
+
+/// How often the thread was given a processor; 0 without `CONFIG_SCHED_INFO`.
+pub fn times_scheduled(root: &ProcRoot, pid: u32, tid: u32) -> Result<u64, ReadError> {
+    Ok(schedstat(root, pid, tid)?.pcount)
+}
+
+fn schedstat(root: &ProcRoot, pid: u32, tid: u32) -> Result<Schedstat, ReadError> {
+    let path = root.task_path(pid, tid, "schedstat");
+    let text = read_bounded(&path, SMALL)?;
+    Schedstat::from_read(text.bytes.as_slice())
+        .map_err(|_| ReadError::malformed(&path, "not the numbers of schedstat"))
 }
 
 /// Whether any thread of the process still runs, which a leader in state `Z` does not rule out.

@@ -1,6 +1,5 @@
 //! `resolv.conf` as the resolver of glibc understands it.
 
-use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -111,28 +110,26 @@ impl ResolvConf {
     pub fn summary(&self) -> String {
         let mut text = String::new();
         for server in &self.servers {
-            let _ = write!(
-                text,
+            text.push_str(&format!(
                 "nameserver {}{}; ",
                 server.ip(),
                 if self.default_server { " (default)" } else { "" }
-            );
+            ));
         }
         if !self.search.is_empty() {
-            let _ = write!(text, "search {}; ", self.search.join(" "));
+            text.push_str(&format!("search {}; ", self.search.join(" ")));
         }
-        let _ = write!(
-            text,
+        text.push_str(&format!(
             "timeout {}s; attempts {}; ndots {}",
             self.timeout.as_secs(),
             self.attempts,
             self.ndots
-        );
+        ));
         if self.rotate {
             text.push_str("; rotate");
         }
         for option in &self.options {
-            let _ = write!(text, "; {option}");
+            text.push_str(&format!("; {option}"));
         }
         text
     }

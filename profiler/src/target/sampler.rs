@@ -39,7 +39,7 @@ pub enum Full {
 }
 
 /// Processor time that this thread has used: what a look costs, however busy the machine is.
-pub(super) fn processor_time() -> Duration {
+pub fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 

@@ -11,8 +11,8 @@ use super::netlink::NetlinkError;
 use super::netns;
 use super::root::{ProcRoot, ReadError};
 use super::route::{self, Route};
-pub use super::sampler::Full;
-use super::sampler::{Counted, Namespace, open_sockets, processor_time};
+use super::sampler::{Counted, Namespace, open_sockets};
+pub use super::sampler::{Full, processor_time};
 use crate::trace::record::SocketSample;
 
 /// Why the sockets of a namespace cannot be looked at.

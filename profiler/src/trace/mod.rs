@@ -14,5 +14,5 @@ mod window;
 pub mod writer;
 
 pub use error::TraceError;
-pub use reader::{TraceReader, read_all};
+pub use reader::{TraceReader, UNENDED, read_all};
 pub use writer::TraceWriter;

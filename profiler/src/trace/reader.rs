@@ -16,6 +16,8 @@ use crate::analysis::report::TraceState;
 
 /// Name of the [`Loss`] that counts the records of kinds which this version does not know.
 pub const LOSS_UNKNOWN: &str = "unknown_record_kind";
+/// What a trace without an end is told by.
+pub const UNENDED: &str = "it did not end in order (killed, or still running): waits open then are not known";
 
 /// Yields the records of a trace; afterwards [`state`](Self::state) says how whole it was.
 ///
@@ -96,8 +98,8 @@ impl<R: Read> TraceReader<R> {
         let damage = &self.blocks.damage;
         let mut lines = damage.lines();
         if self.exhausted && !self.ended_in_order {
-            lines
-                .push("the recording did not end in order: it was killed, or it is still running".to_owned());
+            // Waits are recorded when they end, and those that are open when the recording ends.
+            lines.push(UNENDED.to_owned());
         }
         if self.unwritten > 0 {
             lines.push(format!("{} records could not be written when this was recorded", self.unwritten));

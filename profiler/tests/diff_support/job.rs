@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use profiler_common::{Api, Call};
+use stallscope::random::Random;
 use stallscope::trace::TraceWriter;
 use stallscope::trace::record::{
     Clock, End, Ends, Environment, Frame, Host, Process, Record, Sched, Socket, SocketSample, Space, Stack,
@@ -17,27 +18,9 @@ const START_NS: u64 = 7_000_000_000_000;
 pub const SLOW: &str = "10.0.1.7:29500";
 pub const OTHER: &str = "10.0.1.8:29500";
 
-/// The same numbers in each run (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// In [0, 1).
-    pub fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Of the standard normal distribution, nearly.
-    fn normal(&mut self) -> f64 {
-        (0..12).map(|_| self.share()).sum::<f64>() - 6.0
-    }
+/// Of the standard normal distribution, nearly.
+fn normal(random: &mut Random) -> f64 {
+    (0..12).map(|_| random.share()).sum::<f64>() - 6.0
 }
 
 /// A figure that varies about 1, and remembers where it was.
@@ -49,7 +32,7 @@ struct Noise {
 impl Noise {
     /// Log-normal, half of the deviation kept from one to the next; one in 200 is up to four times as long.
     fn next(&mut self, random: &mut Random) -> f64 {
-        self.now = 0.5 * self.now + 0.75_f64.sqrt() * random.normal();
+        self.now = 0.5 * self.now + 0.75_f64.sqrt() * normal(random);
         let long = if random.share() < 0.005 { 1.0 + 3.0 * random.share() } else { 1.0 };
         (self.deviation * self.now).exp() * long
     }
@@ -254,7 +237,7 @@ impl Job {
         let mut waits = Vec::new();
         let mut now = 0.0;
         while now + 20.0 * MS < (end_ns - START_NS) as f64 {
-            let length = MS * (3.0 + random.normal().abs());
+            let length = MS * (3.0 + normal(&mut random).abs());
             waits.push(self.wait(1, Call::Recvfrom, &peer, now, length));
             now += length + MS * 2.0 * random.share();
         }
@@ -281,7 +264,7 @@ impl Job {
                     time_ns: START_NS + tick * 250_000_000,
                     pid: self.pid,
                     socket: socket(peer.parse().unwrap(), 0),
-                    rtt_ns: (rtt * (1.0 + 0.1 * random.normal())).max(1000.0) as u64,
+                    rtt_ns: (rtt * (1.0 + 0.1 * normal(&mut random))).max(1000.0) as u64,
                     rtt_var_ns: 10_000,
                     total_retransmits: 0,
                     current_retransmits: 0,

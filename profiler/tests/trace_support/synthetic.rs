@@ -4,23 +4,11 @@ use std::net::SocketAddr;
 
 use profiler_common::{Api, Call};
 
+use stallscope::random::Random;
 use stallscope::trace::record::{Ends, Sched, Socket, Wait, WaitFlags};
 
-/// The same numbers in each run (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
+fn below(random: &mut Random, limit: u64) -> u64 {
+    random.any() % limit
 }
 
 /// Waits of `recv` and `send` of 8 threads on 50 sockets from 40 call sites: about 200 000 a second,
@@ -28,19 +16,19 @@ impl Random {
 pub fn waits(count: usize) -> Vec<Wait> {
     let mut random = Random(1);
     let mut now = 5_000_000_000_000;
-    let stacks: Vec<u64> = (0..40).map(|_| random.next()).collect();
-    let kernel_stacks: Vec<u64> = (0..4).map(|_| random.next()).collect();
+    let stacks: Vec<u64> = (0..40).map(|_| random.any()).collect();
+    let kernel_stacks: Vec<u64> = (0..4).map(|_| random.any()).collect();
     (0..count)
         .map(|_| {
-            now += random.below(10_000);
+            now += below(&mut random, 10_000);
             // Skewed: short ones are frequent.
-            let duration = 100_000 + random.below(1_900_000) * random.below(1000) / 1000;
-            let receive = random.below(3) > 0;
-            let thread = random.below(8) as u32;
-            let peer = random.below(50) as u16;
+            let duration = 100_000 + below(&mut random, 1_900_000) * below(&mut random, 1000) / 1000;
+            let receive = below(&mut random, 3) > 0;
+            let thread = below(&mut random, 8) as u32;
+            let peer = below(&mut random, 50) as u16;
             let local: SocketAddr = ([10, 0, 0, 1], 40_000 + peer).into();
-            let sleep_ns = now - duration + 1500 + random.below(500);
-            let wake_ns = now - 2000 - random.below(1500);
+            let sleep_ns = now - duration + 1500 + below(&mut random, 500);
+            let wake_ns = now - 2000 - below(&mut random, 1500);
             let sizes = [64, 4096, 65536, 1 << 20];
             Wait {
                 start_ns: now - duration,
@@ -52,11 +40,11 @@ pub fn waits(count: usize) -> Vec<Wait> {
                 fd: 20 + i32::from(peer),
                 set_size: 0,
                 polls: 0,
-                ret: sizes[random.below(4) as usize],
+                ret: sizes[below(&mut random, 4) as usize],
                 arg: 0,
                 off_cpu_ns: wake_ns - sleep_ns,
-                user_stack: stacks[random.below(40) as usize],
-                kernel_stack: kernel_stacks[random.below(4) as usize],
+                user_stack: stacks[below(&mut random, 40) as usize],
+                kernel_stack: kernel_stacks[below(&mut random, 4) as usize],
                 api: Api::None,
                 api_start_ns: 0,
                 sockets: vec![Socket {

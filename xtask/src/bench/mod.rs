@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let load =
         format!("Load average of the machine before: {before}; after: {} (1, 5, 15 minutes).\n\n", load());
-    let table = format!("# {title}\n\n") + &machine() + &load + &figures;
+    let table = format!("# {title}\n\n{}{load}{figures}", machine());
     let folder = paths::root().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let file = folder.join(name);
@@ -73,6 +73,7 @@ fn load() -> String {
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
+/// Kernel and processors, a paragraph.
 fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

@@ -1,6 +1,5 @@
 //! `cargo xtask bench symbols LIBRARY…`: naming addresses, with an empty cache and with the one that this left.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -32,11 +31,11 @@ pub fn run(options: &Options) -> Result<()> {
     for library in &options.libraries {
         let size = fs::metadata(library).with_context(|| format!("cannot read {}", library.display()))?.len();
         let name = library.file_name().unwrap_or_default().to_string_lossy();
-        let _ = writeln!(table, "`{name}`, {} MiB:\n\n| cache | result |\n|---|---|", size >> 20);
+        table.push_str(&format!("`{name}`, {} MiB:\n\n| cache | result |\n|---|---|\n", size >> 20));
         for _ in 0..options.times {
             let cache = Cache::new()?;
             for state in ["empty", "filled"] {
-                let _ = writeln!(table, "| {state} | {} |", measure(library, &cache.0)?);
+                table.push_str(&format!("| {state} | {} |\n", measure(library, &cache.0)?));
             }
         }
         table.push('\n');

@@ -6,6 +6,7 @@
 //! come from a generator with a fixed seed: the same recordings give the same result.
 
 use super::series::{SLICES, Series};
+use crate::random::Random;
 
 /// Drawings. The tail of the distribution is not read off them but taken from Student's t (see
 /// [`Spread::p`]), so that p can fall far below 1 / `DRAWS`.
@@ -14,25 +15,6 @@ pub const DRAWS: usize = 1000;
 const BLOCK: usize = 4;
 const BLOCKS: usize = SLICES / BLOCK;
 const SEED: u64 = 0x5741_4c4c_5343_4f50;
-
-/// splitmix64.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        let limit = limit.max(1) as u128;
-        usize::try_from((u128::from(self.next()) * limit) >> 64).unwrap_or(0)
-    }
-}
 
 /// The drawings of one side.
 #[derive(Debug)]

@@ -105,6 +105,21 @@ fn side(profiles: &[Profile], units: f64) -> Side {
     }
 }
 
+/// Why hardly any change can be significant with that many recordings. Two show that runs differ and not how much: their
+/// variance has one degree of freedom.
+pub fn too_few(before: u64, after: u64) -> Option<String> {
+    let which = match (before, after) {
+        (2, 2) => "a side",
+        (2, _) => "before",
+        (_, 2) => "after",
+        _ => return None,
+    };
+    Some(format!(
+        "with two recordings {which} hardly any change is significant, however large: two show that runs differ, and \
+         not how much. Give three or more"
+    ))
+}
+
 /// What the reader must know before the figures.
 fn remarks(before: &[Profile], after: &[Profile], by: Normaliser) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -137,6 +152,7 @@ fn remarks(before: &[Profile], after: &[Profile], by: Normaliser) -> Vec<String>
              --before and --after"
         ));
     }
+    remarks.extend(too_few(before.len() as u64, after.len() as u64));
     if by == Normaliser::Time {
         remarks.push(
             "no wait recurs on both sides, so times are per second: a side that did more work in a second shows it \
@@ -145,4 +161,22 @@ fn remarks(before: &[Profile], after: &[Profile], by: Normaliser) -> Vec<String>
         );
     }
     remarks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_recordings_a_side_are_told_to_be_too_few_and_one_or_three_are_not() {
+        let told = |before, after| {
+            let side = |count| vec![Profile::default(); count];
+            let remarks = compare(&side(before), &side(after)).remarks;
+            remarks.into_iter().find(|remark| remark.contains("hardly any change is significant"))
+        };
+        assert!(told(2, 2).unwrap().starts_with("with two recordings a side "));
+        assert!(told(2, 3).unwrap().starts_with("with two recordings before "));
+        assert!(told(1, 2).unwrap().starts_with("with two recordings after "));
+        assert_eq!([told(1, 1), told(3, 3), told(1, 3)], [None, None, None]);
+    }
 }

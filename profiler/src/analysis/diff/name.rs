@@ -1,4 +1,4 @@
-//! Names that differ from run to run by nature are given one name, so that two recordings compare: process ids,
+//! Names that differ from run to run by nature are given one name, so that two recordings compare:
 //! numbers of pool threads, addresses without a symbol, ports that a client was given by chance.
 
 use std::collections::BTreeSet;
@@ -35,34 +35,15 @@ impl<'n> PeerNames<'n> {
     }
 }
 
-/// The frames with names that another run has too. The first is the process, the second the thread.
+/// The frames with names that another run has too. The first is the process, the second the thread, without ids.
 pub fn plain_frames(frames: &[ViewFrame]) -> Vec<String> {
-    let process = frames.first().map(|frame| without_id(&frame.name, "[process]"));
-    let mut names = Vec::with_capacity(frames.len());
-    for (at, frame) in frames.iter().enumerate() {
-        names.push(match (at, frame.kind) {
-            (0, _) => without_id(&frame.name, "[process]"),
-            (1, FrameKind::Task) => {
-                let name = without_id(&frame.name, "[thread]");
-                if process.as_ref() == Some(&name) { name } else { without_numbers(&name) }
-            }
-            (_, FrameKind::User | FrameKind::Kernel) => without_address(&frame.name),
-            _ => frame.name.clone(),
-        });
-    }
-    names
-}
-
-/// `python3 [4242]` is `python3`; an id alone is `nameless`.
-fn without_id(name: &str, nameless: &str) -> String {
-    let Some((head, id)) = name.rsplit_once('[') else { return name.to_owned() };
-    match id.strip_suffix(']') {
-        Some(id) if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()) => {
-            let head = head.trim_end();
-            if head.is_empty() { nameless.to_owned() } else { head.to_owned() }
-        }
-        _ => name.to_owned(),
-    }
+    let process = frames.first().map(|frame| &frame.name);
+    let plain = |(at, frame): (usize, &ViewFrame)| match (at, frame.kind) {
+        (1, FrameKind::Task) if process != Some(&frame.name) => without_numbers(&frame.name),
+        (_, FrameKind::User | FrameKind::Kernel) => without_address(&frame.name),
+        _ => frame.name.clone(),
+    };
+    frames.iter().enumerate().map(plain).collect()
 }
 
 /// `pt_autograd_3`, `Thread-12 (gather)` and `worker7` with `#` for the number. A number inside of a word stays.
@@ -120,13 +101,6 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_processes_and_threads_are_left_out() {
-        assert_eq!(plain("python3 [4242]", "gather [4250]", "main")[..2], ["python3", "gather"]);
-        assert_eq!(plain("[4242]", "[4250]", "main")[..2], ["[process]", "[thread]"]);
-        assert_eq!(plain("a [b]", "[x]", "main")[..2], ["a [b]", "[x]"]);
-    }
-
-    #[test]
     fn numbered_threads_are_one_and_names_with_digits_stay() {
         for (thread, expected) in [
             ("pt_autograd_3", "pt_autograd_#"),
@@ -134,7 +108,6 @@ mod tests {
             ("Thread-12 (gathe", "Thread-# (gathe"),
             ("h2-reactor", "h2-reactor"),
             ("python3", "python3"),
-            ("gather [99]", "gather"),
             ("7", "#"),
         ] {
             assert_eq!(plain("python3", thread, "main")[1], expected);

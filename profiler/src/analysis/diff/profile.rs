@@ -65,7 +65,7 @@ impl Profile {
 
     /// The stalls by frames that another run has too.
     pub fn stacks(&self, peers: &PeerNames<'_>) -> Stacks {
-        let labels = Labels::of_stalls(&self.names, &self.sites);
+        let labels = Labels::without_ids(&self.names, &self.sites);
         let mut stacks = Stacks::new();
         for site in &self.sites {
             let plain = Stall { peer: peers.name(&site.peer), ..site.clone() };
@@ -79,7 +79,7 @@ impl Profile {
     /// The call sites by frames and peer, with the waits that ended in each slice; and the CPU time of their
     /// threads.
     pub fn call_sites(&self, peers: &PeerNames<'_>) -> CallSites {
-        let labels = Labels::of_stalls(&self.names, &self.sites);
+        let labels = Labels::without_ids(&self.names, &self.sites);
         let mut found = CallSites::default();
         let mut threads: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
         for repeat in &self.repeats {

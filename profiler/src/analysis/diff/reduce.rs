@@ -14,9 +14,10 @@ use crate::analysis::dns_wait::DnsWait;
 use crate::analysis::hops;
 use crate::analysis::partition::{Piece, ThreadPartition, clipped};
 use crate::analysis::report::TraceState;
+use crate::analysis::sockets;
 use crate::analysis::stall::Stall;
 use crate::analysis::stalls;
-use crate::analysis::thread_rows::{cpu_times, is_part_of_a_call};
+use crate::analysis::thread_rows::{cpu_times, for_each_wait};
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::intern::{Interner, NameId};
@@ -165,26 +166,14 @@ impl Reducer {
     /// its whole duration.
     fn take_sockets(&mut self, model: &Model, track: &ThreadTrack, pieces: &[Piece]) {
         let window = model.whole();
-        let mut keyed: Vec<(u32, NameId, bool, u64)> = pieces
-            .iter()
-            .filter(|piece| matches!(piece.cause, Cause::SockRecv | Cause::SockSend | Cause::TcpRetransmit))
-            .map(|piece| (piece.wait, piece.peer, piece.interest == Interest::Write, piece.span.len()))
-            .collect();
-        keyed.sort_unstable();
-        for group in keyed.chunk_by(|a, b| (a.0, a.1, a.2) == (b.0, b.1, b.2)) {
-            let Some((index, peer, writes, _)) = group.first().copied() else { continue };
-            let Some(wait) = track.waits.get(index as usize) else { continue };
-            let held_ns = group.iter().map(|(_, _, _, held)| *held).fold(0, u64::saturating_add);
-            if is_part_of_a_call(model, track, index, held_ns) {
-                continue;
-            }
-            let span = clipped(track, wait);
-            let key = (peer, writes);
-            if self.sockets.len() < SOCKETS_MAX || self.sockets.contains_key(&key) {
+        let Reducer { sockets: found, places, .. } = self;
+        for_each_wait(model, track, pieces, sockets::key, |key, wait, _, is_whole| {
+            if is_whole && (found.len() < SOCKETS_MAX || found.contains_key(&key)) {
+                let span = clipped(track, wait);
                 let slice = slice_of(window, span.end_ns.saturating_sub(1));
-                self.sockets.entry(key).or_default().add(slice, span.len(), &mut self.places);
+                found.entry(key).or_default().add(slice, span.len(), places);
             }
-        }
+        });
     }
 
     /// What it all comes to. `model` may lack the waits that were taken in; `state` is what the reader said.
@@ -205,12 +194,11 @@ impl Reducer {
             direction: if writes { "send" } else { "recv" },
             durations,
         });
-        let lost = model.losses.values().filter(|(_, events)| *events).map(|(count, _)| *count);
         Profile {
             duration_ns: model.whole().len(),
             stalled_ns: self.stalled_ns,
             state,
-            lost_events: lost.fold(0, u64::saturating_add),
+            lost_events: model.lost_events(),
             environment: environment(&model),
             causes: self.causes,
             sockets: sockets.collect(),

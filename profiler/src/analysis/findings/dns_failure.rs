@@ -1,7 +1,6 @@
 //! `dns.nxdomain` and `dns.servfail`: answers that say no.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt::Write;
 
 use serde_json::json;
 
@@ -158,16 +157,15 @@ fn nxdomain_of(
         .and_then(|time| time.checked_sub(failures.first_ns.unwrap_or(*time)));
     let mut summary = format!("{subject} does not exist for {}", list(failures.servers.iter().copied()));
     if repeated {
-        let _ = write!(
-            summary,
+        summary.push_str(&format!(
             ": {} failed in {} ({} a second)",
             count(failures.failed, "lookup", "lookups"),
             time(failures.span_ns()),
             failures.per_second()
-        );
+        ));
     }
     if let Some(after) = resolved_ns {
-        let _ = write!(summary, "; resolved {} after the first failure", time(after));
+        summary.push_str(&format!("; resolved {} after the first failure", time(after)));
     }
     let pid = failures.pids.first().copied().unwrap_or(0);
     let server = failures.servers.first().copied().and_then(ip_of);

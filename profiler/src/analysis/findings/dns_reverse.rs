@@ -1,7 +1,6 @@
 //! `dns.reverse_lookup`: names for addresses that nobody can tell, asked again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use serde_json::json;
 
@@ -97,12 +96,11 @@ fn finding_of(scene: &Scene<'_>, api: &str, reverse: &Reverse<'_>) -> Option<Fin
         time(stalled_ns),
     );
     if reverse.failed > 0 {
-        let _ = write!(
-            summary,
+        summary.push_str(&format!(
             "; {} failed ({})",
             reverse.failed,
             reverse.results.iter().copied().collect::<Vec<_>>().join(", ")
-        );
+        ));
     }
     let pid = reverse.pids.first().copied().unwrap_or(0);
     let server = reverse.servers.first().copied().and_then(ip_of);

@@ -1,7 +1,6 @@
 //! `dns.resolver_unreachable` and `dns.slow`: what one server did.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use serde_json::json;
 
@@ -53,16 +52,21 @@ pub(super) fn has_failed(lookup: &Lookup) -> bool {
 }
 
 /// Latency and stalled time that the server is to answer for. Of a question that was sent again on the same socket, what
-/// came before is the loss of a message, and `dns.retry_ladder`.
+/// came before is the loss of a message, and `dns.retry_ladder`. What was waited on the socket when the answer had come,
+/// or before the question is known to have been sent, was for another message that got lost; over TCP none gets lost.
 fn since_last_sending(asked: &Asked) -> (Option<u64>, u64) {
-    let again = || asked.closed_ns?.checked_sub(*asked.sends.get(1..)?.last()?);
-    match (asked.latency_ns, again()) {
-        (Some(whole), Some(last)) if last < whole => {
+    let last = asked.closed_ns.zip(asked.sends.last()).and_then(|(closed, sent)| closed.checked_sub(*sent));
+    let Some(last) = last.filter(|_| asked.transport == "udp") else {
+        return (asked.latency_ns, asked.stalled_ns);
+    };
+    let part = match asked.latency_ns {
+        Some(whole) if last < whole => {
             let part = u128::from(asked.stalled_ns) * u128::from(last) / u128::from(whole);
-            (Some(last), u64::try_from(part).unwrap_or(asked.stalled_ns))
+            u64::try_from(part).unwrap_or(u64::MAX)
         }
-        (latency, _) => (latency, asked.stalled_ns),
-    }
+        _ => asked.stalled_ns,
+    };
+    (Some(last), part.min(last))
 }
 
 fn by_server<'a>(scene: &Scene<'a>) -> BTreeMap<&'a str, Server<'a>> {
@@ -141,13 +145,13 @@ impl<'a> Server<'a> {
     fn context(&self) -> String {
         let mut text = String::new();
         if !self.names.is_empty() {
-            let _ = write!(text, " for {}", list(self.names.iter().copied()));
+            text.push_str(&format!(" for {}", list(self.names.iter().copied())));
         }
         if !self.apis.is_empty() {
-            let _ = write!(text, " in {}", list(self.apis.iter().copied()));
+            text.push_str(&format!(" in {}", list(self.apis.iter().copied())));
         }
         let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
-        let _ = write!(text, " (pid {})", list(pids.iter().map(String::as_str)));
+        text.push_str(&format!(" (pid {})", list(pids.iter().map(String::as_str))));
         text
     }
 }

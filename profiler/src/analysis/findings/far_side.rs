@@ -1,7 +1,5 @@
 //! What a peer did meanwhile, where it is in the recording itself.
 
-use std::fmt::Write;
-
 use serde_json::{Value, json};
 
 use super::Scene;
@@ -17,6 +15,8 @@ pub(super) struct FarSide<'a> {
     end: &'a FarEnd,
     row: &'a ThreadRow,
     did: Did<'a>,
+    /// It waited for the one that waits for it nearly as long.
+    is_mutual: bool,
 }
 
 /// What mostly kept it from sending.
@@ -34,9 +34,8 @@ enum Did<'a> {
 }
 
 impl<'a> FarSide<'a> {
-    /// The other end of what process `pid` waited `stalled_ns` for.
-    pub(super) fn of(scene: &Scene<'a>, pid: u32, peer: &str, stalled_ns: u64) -> Option<FarSide<'a>> {
-        let end = scene.surroundings.far_ends.get(pid, peer)?;
+    /// The other end of what the process `pid` waited `stalled_ns` for.
+    pub(super) fn of(scene: &Scene<'a>, pid: u32, end: &'a FarEnd, stalled_ns: u64) -> Option<FarSide<'a>> {
         let us = ip_of(&end.sees);
         let sockets = || scene.report.sockets.iter().filter(|row| row.pid == end.pid);
         // The thread that talks to us, else the first one.
@@ -58,7 +57,16 @@ impl<'a> FarSide<'a> {
             _ if explains(row.running_ns) => Did::Runs,
             _ => Did::Mixed,
         };
-        Some(FarSide { end, row, did })
+        let is_us =
+            |peer: &str| scene.surroundings.far_ends.get(end.pid, peer).is_some_and(|other| other.pid == pid);
+        let back = sockets().filter(|row| row.direction == "recv" && is_us(&row.peer));
+        let back_ns = back.map(|row| row.stalled_ns).fold(0, u64::saturating_add);
+        Some(FarSide { end, row, did, is_mutual: most(back_ns, stalled_ns) })
+    }
+
+    /// Two that exchange data wait for each other in turn, and neither is slow.
+    pub(super) fn is_mutual(&self) -> bool {
+        self.is_mutual && !self.is_late()
     }
 
     /// It was free to send.
@@ -69,29 +77,26 @@ impl<'a> FarSide<'a> {
     /// `: that is rank3 (pid 4), idle for 9.9 s of 10.0 s: it sends late`.
     pub(super) fn describe(&self) -> String {
         let wall = time(self.row.wall_ns);
-        let mut text = format!(". That is {} (pid {}), recorded too: ", self.end.comm, self.end.pid);
-        let _ = match &self.did {
-            Did::Waits { peer, ns } => write!(text, "it waits itself, {} for data from {peer}", time(*ns)),
-            Did::Idle => write!(
-                text,
+        let did = match &self.did {
+            Did::Waits { peer, ns } => format!("it waits itself, {} for data from {peer}", time(*ns)),
+            Did::Idle => format!(
                 "idle (asleep or waiting for work) for {} of {wall}: it sends late",
                 time(self.row.idle_ns)
             ),
             Did::Runs => {
-                write!(text, "it computes for {} of {wall}: it sends late", time(self.row.running_ns))
+                format!("it computes for {} of {wall}: it sends late", time(self.row.running_ns))
             }
             Did::Runnable => {
-                write!(text, "it waits for a CPU for {} of {wall}: it sends late", time(self.row.runnable_ns))
+                format!("it waits for a CPU for {} of {wall}: it sends late", time(self.row.runnable_ns))
             }
-            Did::Mixed => write!(
-                text,
+            Did::Mixed => format!(
                 "idle {}, running {}, stalled {} of {wall}",
                 time(self.row.idle_ns),
                 time(self.row.running_ns),
                 time(self.row.stalled_ns)
             ),
         };
-        text
+        format!(". That is {} (pid {}), recorded too: {did}", self.end.comm, self.end.pid)
     }
 
     pub(super) fn advice(&self) -> String {

@@ -20,6 +20,7 @@ mod dns_server;
 mod dns_waiting;
 mod far_side;
 mod interface;
+mod kept;
 mod net;
 mod net_hops;
 mod net_hosts;
@@ -31,7 +32,8 @@ mod tests;
 mod text;
 pub mod thresholds;
 
-pub use thresholds::Thresholds;
+use self::kept::Kept;
+pub use self::thresholds::Thresholds;
 
 /// What is known besides the tables of the report.
 #[derive(Clone, Copy, Debug)]
@@ -50,22 +52,18 @@ pub fn find(
     thresholds: &Thresholds,
 ) -> Vec<Finding> {
     let scene = Scene { report, dns, surroundings, thresholds };
-    let mut findings = Vec::new();
-    findings.extend(dns_server::unreachable(&scene));
-    findings.extend(dns_server::slow(&scene));
-    findings.extend(dns_retry::ladder(&scene));
-    findings.extend(dns_failure::nxdomain(&scene));
-    findings.extend(dns_failure::servfail(&scene));
-    findings.extend(dns_reverse::reverse(&scene));
-    findings.extend(dns_waiting::still_waiting(&scene));
-    findings.extend(tcp::find(&scene));
-    findings.extend(net::find(&scene));
-    dns_server::subsume(&mut findings);
-    findings.sort_by(|a, b| {
-        let order = |finding: &Finding| (finding.severity, std::cmp::Reverse(finding.stalled_ns));
-        order(a).cmp(&order(b)).then_with(|| (&a.id, &a.summary).cmp(&(&b.id, &b.summary)))
-    });
-    findings
+    let mut kept = Kept::default();
+    kept.extend(dns_server::unreachable(&scene));
+    kept.extend(dns_server::slow(&scene));
+    kept.extend(dns_retry::ladder(&scene));
+    kept.extend(dns_failure::nxdomain(&scene));
+    kept.extend(dns_failure::servfail(&scene));
+    kept.extend(dns_reverse::reverse(&scene));
+    kept.extend(dns_waiting::still_waiting(&scene));
+    tcp::find(&scene, &mut kept);
+    kept.extend(net::find(&scene));
+    dns_server::subsume(kept.held());
+    kept.finish()
 }
 
 /// What findings are drawn from.

@@ -1,7 +1,6 @@
 //! `net.*`: one peer that is waited for more than others, and hops between racks ([`super::net_racks`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use serde_json::json;
 
@@ -51,34 +50,71 @@ fn slow_peers(scene: &Scene<'_>) -> Vec<Finding> {
     }
     let walls: BTreeMap<(u32, u32), u64> =
         scene.report.threads.iter().map(|row| ((row.pid, row.tid), row.wall_ns)).collect();
-    let mut found: BTreeMap<String, SlowPeer> = BTreeMap::new();
+    let mut found: BTreeMap<Peer, SlowPeer> = BTreeMap::new();
     for (thread, rows) in threads {
         let wall_ns = walls.get(&thread).copied().unwrap_or(scene.window_ns());
-        let by_port = sum(&rows, ToString::to_string);
-        let by_host = sum(&rows, |peer| ip_of(peer).map_or_else(String::new, |ip| ip.to_string()));
-        // Connections to one host may be many.
-        let worst = stands_out(scene, wall_ns, &by_port)
-            .or_else(|| stands_out(scene, wall_ns, &by_host).filter(|_| by_host.len() > 1));
-        if let Some((peer, next_ns, peers)) = worst {
-            let all = if by_port.contains_key(&peer) { &by_port } else { &by_host };
-            let Wait { stalled_ns, waits, in_flight } = all.get(&peer).copied().unwrap_or_default();
-            let total: u64 = all.values().map(|wait| wait.stalled_ns).sum();
-            let slow = found.entry(peer).or_default();
-            slow.stalled_ns += stalled_ns;
-            slow.others_ns += total - stalled_ns;
-            slow.next_ns = slow.next_ns.max(next_ns);
-            slow.peers = slow.peers.max(peers);
-            slow.in_flight += in_flight;
-            slow.waits += waits;
-            slow.wall_ns += wall_ns;
-            slow.threads.push(thread);
-        }
+        let Some((peers, worst)) = worst_peer(scene, thread.0, wall_ns, &rows) else { continue };
+        let Wait { stalled_ns, waits, in_flight } = peers.get(&worst.peer).copied().unwrap_or_default();
+        let total: u64 = peers.values().map(|wait| wait.stalled_ns).sum();
+        let slow = found.entry(worst.peer).or_default();
+        slow.stalled_ns += stalled_ns;
+        slow.others_ns += total - stalled_ns;
+        slow.next_ns = slow.next_ns.max(worst.next_ns);
+        slow.peers = slow.peers.max(peers.len());
+        slow.in_flight += in_flight;
+        slow.waits += waits;
+        slow.wall_ns += wall_ns;
+        slow.threads.push(thread);
     }
-    found.iter().map(|(peer, slow)| slow_peer(scene, peer, slow)).collect()
+    found.iter().filter_map(|(peer, slow)| slow_peer(scene, peer, slow)).collect()
 }
 
-fn sum(rows: &[(&str, Wait)], key: impl Fn(&str) -> String) -> BTreeMap<String, Wait> {
-    let mut sums: BTreeMap<String, Wait> = BTreeMap::new();
+/// What a thread waits for: a connection, or all those that lead to one host or one recorded process.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Peer {
+    /// `ip:port`, or the address alone.
+    name: String,
+    /// The process, where it is recorded.
+    end: Option<u32>,
+}
+
+struct Worst {
+    peer: Peer,
+    next_ns: u64,
+}
+
+/// The peer that stands out, among the peers that it was compared with.
+fn worst_peer(
+    scene: &Scene<'_>,
+    pid: u32,
+    wall_ns: u64,
+    rows: &[(&str, Wait)],
+) -> Option<(BTreeMap<Peer, Wait>, Worst)> {
+    let host = |peer: &str| ip_of(peer).map_or_else(String::new, |ip| ip.to_string());
+    let end = |peer: &str| scene.surroundings.far_ends.get(pid, peer).map(|end| end.pid);
+    // Several connections to one recorded process are one peer; its connection, if there is one alone, names it.
+    let mut connections: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
+    for (peer, _) in rows {
+        connections.entry(end(peer).unwrap_or(0)).or_default().insert(peer);
+    }
+    let by_end = sum(rows, |peer| {
+        let end = end(peer);
+        let many = end.and_then(|end| connections.get(&end)).is_some_and(|peers| peers.len() > 1);
+        Peer { name: if many { host(peer) } else { peer.to_owned() }, end }
+    });
+    // Connections to one host may be many.
+    let by_host = sum(rows, |peer| Peer { name: host(peer), end: None });
+    // With one host alone there is nothing to compare with; several processes there are several peers.
+    let hosts_count = by_host.len() > 1 || by_end.keys().all(|peer| peer.end.is_none());
+    let alternatives = [Some(by_end), Some(by_host).filter(|_| hosts_count)];
+    alternatives.into_iter().flatten().find_map(|peers| {
+        let worst = stands_out(scene, wall_ns, &peers)?;
+        Some((peers, worst))
+    })
+}
+
+fn sum(rows: &[(&str, Wait)], key: impl Fn(&str) -> Peer) -> BTreeMap<Peer, Wait> {
+    let mut sums: BTreeMap<Peer, Wait> = BTreeMap::new();
     for (peer, wait) in rows {
         let sum = sums.entry(key(peer)).or_default();
         sum.stalled_ns += wait.stalled_ns;
@@ -88,15 +124,11 @@ fn sum(rows: &[(&str, Wait)], key: impl Fn(&str) -> String) -> BTreeMap<String, 
     sums
 }
 
-/// The peer that a thread present for `wall_ns` waits for far more than for any other, the time for the next
-/// one, and the number of peers.
-fn stands_out(
-    scene: &Scene<'_>,
-    wall_ns: u64,
-    peers: &BTreeMap<String, Wait>,
-) -> Option<(String, u64, usize)> {
+/// The peer that a thread present for `wall_ns` waits for far more than for any other, and the time for the next
+/// one.
+fn stands_out(scene: &Scene<'_>, wall_ns: u64, peers: &BTreeMap<Peer, Wait>) -> Option<Worst> {
     let limits = &scene.thresholds.net;
-    let mut ordered: Vec<(&String, u64)> = peers.iter().map(|(peer, wait)| (peer, wait.stalled_ns)).collect();
+    let mut ordered: Vec<(&Peer, u64)> = peers.iter().map(|(peer, wait)| (peer, wait.stalled_ns)).collect();
     ordered.sort_by_key(|(peer, stalled)| (std::cmp::Reverse(*stalled), *peer));
     let (worst, stalled_ns) = ordered.first().copied()?;
     let next_ns = ordered.get(1).map_or(0, |(_, stalled)| *stalled);
@@ -105,7 +137,7 @@ fn stands_out(
         && stalled_ns as f64 >= limits.slow_peer_share * wall_ns as f64
         && stalled_ns as f64 >= limits.slow_peer_part * total as f64;
     let leads = stalled_ns as f64 >= limits.slow_peer_lead * next_ns as f64;
-    (large && leads).then(|| (worst.clone(), next_ns, ordered.len()))
+    (large && leads).then(|| Worst { peer: worst.clone(), next_ns })
 }
 
 /// `rank1, rank2 (pid 7, 8) wait`.
@@ -125,20 +157,30 @@ fn who_waits(scene: &Scene<'_>, threads: &[(u32, u32)]) -> String {
 }
 
 /// The other end, if it is the same recorded process for all threads.
-fn far_side<'a>(scene: &Scene<'a>, peer: &str, slow: &SlowPeer) -> Option<FarSide<'a>> {
+fn far_side<'a>(scene: &Scene<'a>, peer: &Peer, slow: &SlowPeer) -> Option<FarSide<'a>> {
     let (pid, _) = slow.threads.first()?;
     let ends = &scene.surroundings.far_ends;
-    let end = |pid: u32| ends.get(pid, peer).map(|end| end.pid);
-    let same = slow.threads.iter().all(|(other, _)| end(*other) == end(*pid));
+    let same = || {
+        let end = |pid: u32| ends.get(pid, &peer.name).map(|end| end.pid);
+        slow.threads.iter().all(|(other, _)| end(*other) == end(*pid))
+    };
+    let end = match peer.end {
+        Some(end) => ends.of_process(*pid, end)?,
+        None => ends.get(*pid, &peer.name).filter(|_| same())?,
+    };
     let each = slow.stalled_ns / slow.threads.len().max(1) as u64;
-    FarSide::of(scene, *pid, peer, each).filter(|_| same)
+    FarSide::of(scene, *pid, end, each)
 }
 
 /// From this side a late sender and a slow wire look the same, and with a single peer there is nothing to
 /// compare with: the finding says no more than that, unless the peer is in the recording too.
-fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
+fn slow_peer(scene: &Scene<'_>, peer: &Peer, slow: &SlowPeer) -> Option<Finding> {
     let compared = slow.peers > 1;
     let far = far_side(scene, peer, slow);
+    if !compared && far.as_ref().is_some_and(FarSide::is_mutual) {
+        return None;
+    }
+    let peer = peer.name.as_str();
     let mut summary = format!(
         "{} for data from {peer}: {} of {}",
         who_waits(scene, &slow.threads),
@@ -146,7 +188,7 @@ fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
         time(slow.wall_ns)
     );
     if compared {
-        let _ = write!(summary, ", at most {} for any other peer", time(slow.next_ns));
+        summary.push_str(&format!(", at most {} for any other peer", time(slow.next_ns)));
     } else {
         summary.push_str(", the only peer");
         if far.is_none() {
@@ -188,5 +230,5 @@ fn slow_peer(scene: &Scene<'_>, peer: &str, slow: &SlowPeer) -> Finding {
         "pid": pid,
         "tids": tids,
     });
-    finding("net.slow_peer", severity, Cause::SockRecv, slow.stalled_ns, summary, proof, &advice)
+    Some(finding("net.slow_peer", severity, Cause::SockRecv, slow.stalled_ns, summary, proof, &advice))
 }

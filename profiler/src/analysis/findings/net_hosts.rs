@@ -53,12 +53,11 @@ fn slow_hosts<'a>(
     let compared = hosts.len() > 1;
     let mut slow: Vec<SlowHost<'a>> = Vec::new();
     for (index, host) in hosts.iter().enumerate() {
-        let at_distance = hosts.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, host)| host);
-        let others: Vec<u64> =
-            if compared { at_distance.collect() } else { elsewhere.iter().collect::<Vec<_>>() }
-                .into_iter()
-                .map(|other| other.value_ns)
-                .collect();
+        let mut others: Vec<u64> =
+            if compared { hosts } else { elsewhere }.iter().map(|other| other.value_ns).collect();
+        if compared {
+            others.swap_remove(index);
+        }
         let others_ns = median(others.iter().copied());
         if !others.is_empty() && is_slow(scene, host.value_ns, others_ns) {
             let others = others.len();

@@ -34,7 +34,9 @@ pub(super) fn working(scene: &Scene<'_>) -> BTreeSet<String> {
 
 /// Where to look first: the file that the process itself sees.
 pub(super) fn look_at_file(pid: u32) -> String {
-    format!("cat /proc/{pid}/root/etc/resolv.conf    # what the process itself sees; is the server right?")
+    format!(
+        "nsenter -t {pid} -m -r cat /etc/resolv.conf    # what the process itself sees; is the server right?"
+    )
 }
 
 /// Asks the server by hand, from the process's own network.

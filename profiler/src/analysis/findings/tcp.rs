@@ -1,17 +1,17 @@
 //! `tcp.*`: connections that do not come about, and segments that get lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::net::IpAddr;
 
 use serde_json::json;
 
+use super::kept::Kept;
 use super::text::{count, ip_of, list, some, time};
 use super::{Scene, Weight, finding, interface, nanos};
 use crate::analysis::report::{ConnectRow, Finding};
 use crate::model::cause::Cause;
 
-pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
+pub(super) fn find(scene: &Scene<'_>, findings: &mut Kept) {
     let mut peers: BTreeMap<&str, Peer<'_>> = BTreeMap::new();
     for row in scene.report.connects.iter().filter(|row| !row.peer.is_empty()) {
         peers.entry(&row.peer).or_default().take(row);
@@ -23,7 +23,6 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
             *connected.entry((port(name), *thread)).or_default() += 1;
         }
     }
-    let mut findings = Vec::new();
     for (name, peer) in &peers {
         findings.extend(unreachable(scene, name, peer));
         findings.extend(timeout(scene, name, peer));
@@ -35,7 +34,6 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
         findings.extend(refused(scene, name, peer, elsewhere));
     }
     findings.extend(retransmits(scene));
-    findings
 }
 
 fn port(peer: &str) -> &str {
@@ -307,11 +305,11 @@ fn refused(scene: &Scene<'_>, name: &str, peer: &Peer<'_>, elsewhere: bool) -> O
     }
     let mut summary = format!("{name} refuses connections: {}", count(refused.count, "attempt", "attempts"));
     if refused.count > 1 {
-        let _ = write!(summary, " in {}", time(refused.span_ns));
+        summary.push_str(&format!(" in {}", time(refused.span_ns)));
     }
     summary.push_str(&peer.context(scene));
     if peer.ok > 0 {
-        let _ = write!(summary, "; {} came about", count(peer.ok, "connection", "connections"));
+        summary.push_str(&format!("; {} came about", count(peer.ok, "connection", "connections")));
     }
     let stalled_ns = refused.stalled_ns;
     let lost_ns = if repeated { stalled_ns.max(refused.span_ns) } else { stalled_ns };

@@ -1,7 +1,6 @@
 //! Words and figures of summaries.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 /// Names that a summary or a proof lists at most.
@@ -30,7 +29,7 @@ pub(super) fn list<'a>(items: impl IntoIterator<Item = &'a str>) -> String {
     let items: Vec<&str> = items.into_iter().collect();
     let mut text = items.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
     if items.len() > SHOWN {
-        let _ = write!(text, " and {} more", items.len() - SHOWN);
+        text.push_str(&format!(" and {} more", items.len() - SHOWN));
     }
     text
 }

@@ -237,6 +237,12 @@ mod span {
 }
 
 /// `5%`.
+/// `5%`, as 0.05; nothing below 0 %.
+pub fn parse_ratio(text: &str) -> Option<f64> {
+    let percent: f64 = text.strip_suffix('%')?.trim().parse().ok()?;
+    (percent.is_finite() && percent >= 0.0).then_some(percent / 100.0)
+}
+
 mod ratio {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -247,11 +253,7 @@ mod ratio {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
         let text = String::deserialize(from)?;
-        let percent = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
-        match percent {
-            Some(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent / 100.0),
-            _ => Err(D::Error::custom(format!("{text}: not a ratio such as 5%"))),
-        }
+        super::parse_ratio(&text).ok_or_else(|| D::Error::custom(format!("{text}: not a ratio such as 5%")))
     }
 }
 

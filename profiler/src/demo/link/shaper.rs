@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::super::clock::nanos;
 use super::script::{Direction, LinkScript, Settings};
+use crate::random::Random;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub enum Fate {
 /// One direction of a link.
 #[derive(Clone, Debug)]
 struct Lane {
-    random: SplitMix,
+    random: Random,
     /// Until when packets before are on the wire.
     busy_until_ns: u64,
     /// Of the last packet that keeps the order.
@@ -35,7 +37,7 @@ pub struct Shaper {
 impl Shaper {
     pub fn new(script: LinkScript) -> Shaper {
         let seed = script.seed_value();
-        let lane = |number| Lane { random: SplitMix(seed ^ number), busy_until_ns: 0, last_due_ns: 0 };
+        let lane = |number| Lane { random: Random(seed ^ number), busy_until_ns: 0, last_due_ns: 0 };
         // Both directions make choices of their own.
         Shaper { lanes: [lane(0), lane(0x5851_f42d_4c95_7f2d)], script }
     }
@@ -54,7 +56,7 @@ impl Lane {
     fn take(&mut self, settings: Settings, now_ns: u64, bytes: u64) -> Fate {
         // Always as many choices for a packet, whatever the settings: a script that changes one thing leaves the
         // others as they were.
-        let [loss, reorder, jitter] = [(); 3].map(|()| self.random.unit());
+        let [loss, reorder, jitter] = [(); 3].map(|()| self.random.share());
         if loss < settings.loss {
             return Fate::Lost;
         }
@@ -75,29 +77,6 @@ impl Lane {
         let late = nanos(settings.delay).saturating_add((jitter * nanos(settings.jitter) as f64) as u64);
         self.last_due_ns = self.last_due_ns.max(sent_ns.saturating_add(late));
         Fate::Deliver { due_ns: self.last_due_ns, overtakes: false }
-    }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The generator SplitMix64 (Steele, Lea, Flood, 2014).
-#[derive(Clone, Debug)]
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// At least 0 and below 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

@@ -1,7 +1,5 @@
 //! Domain names as text.
 
-use std::fmt::Write;
-
 use hickory_proto::rr::Name;
 
 /// The name in the presentation form of RFC 1035 5.1 (and RFC 4343 2.1), without the dot at its end: what
@@ -31,7 +29,7 @@ fn present_byte(byte: u8, text: &mut String) {
         }
         0x21..=0x7e => text.push(char::from(byte)),
         _ => {
-            let _ = write!(text, "\\{byte:03}");
+            text.push_str(&format!("\\{byte:03}"));
         }
     }
 }
@@ -43,7 +41,7 @@ pub fn present_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(LONGEST));
     for character in text.chars().take(LONGEST) {
         if character.is_control() || is_format(character) {
-            let _ = write!(shown, "\\u{{{:x}}}", u32::from(character));
+            shown.push_str(&format!("\\u{{{:x}}}", u32::from(character)));
         } else {
             shown.push(character);
         }

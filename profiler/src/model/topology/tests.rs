@@ -49,6 +49,16 @@ fn the_longest_range_wins() {
 }
 
 #[test]
+fn a_prefix_of_nothing_contains_everything_of_its_family() {
+    let rack = |range: &str, text: &str| {
+        let topology = Topology::parse(&format!("[[rack]]\nname = \"A\"\ncidrs = [\"{range}\"]\n")).unwrap();
+        name(topology.rack_of_address(address(text))).to_owned()
+    };
+    assert_eq!([rack("0.0.0.0/0", "255.1.2.3"), rack("0.0.0.0/0", "::1")], ["A", "-"]);
+    assert_eq!([rack("::/0", "2001:db8::1"), rack("::/0", "10.0.0.1")], ["A", "-"]);
+}
+
+#[test]
 fn a_range_in_two_racks_is_an_error() {
     let text =
         "[[rack]]\nname=\"A\"\ncidrs=[\"10.0.1.0/24\"]\n[[rack]]\nname=\"B\"\ncidrs=[\"10.0.1.7/24\"]\n";

@@ -6,17 +6,13 @@ use super::{headline, site, svg, table};
 use crate::analysis::diff::document::Diff;
 use crate::render::RenderError;
 use crate::render::html::frame::write_picture;
-use crate::render::html::{POLICY, STYLE, write_table};
+use crate::render::html::{begin_page, end_page, write_table};
 use crate::render::name::html;
 
 /// Writes the diff with its flame graph.
 pub fn write_diff_html(diff: &Diff, out: &mut dyn Write) -> Result<(), RenderError> {
     let mut out = BufWriter::new(out);
-    let title = html(&format!("stallscope diff: {}", headline(diff)));
-    writeln!(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
-    writeln!(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">")?;
-    writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
-    writeln!(out, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>")?;
+    begin_page(&format!("stallscope diff: {}", headline(diff)), &mut out)?;
     for (name, side) in [("before", &diff.before), ("after", &diff.after)] {
         let text = table::side(side, diff.normalised_by);
         writeln!(out, "<p class=\"head\">{name}: {}</p>", html(&text))?;
@@ -39,7 +35,7 @@ pub fn write_diff_html(diff: &Diff, out: &mut dyn Write) -> Result<(), RenderErr
     for table in tables {
         write_table(&table, &mut out)?;
     }
-    writeln!(out, "</body>\n</html>")?;
+    end_page(&mut out)?;
     out.flush()?;
     Ok(())
 }

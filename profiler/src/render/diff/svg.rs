@@ -6,12 +6,14 @@
 
 use std::io::{BufWriter, Write};
 
-use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
-use inferno::flamegraph::{Options, TextTruncateDirection, from_lines};
+use inferno::flamegraph::color::{Color, PaletteMap};
+use inferno::flamegraph::from_lines;
 
 use super::{headline, signed, signed_percent, verdict};
 use crate::analysis::diff::document::{Diff, delta_pct};
 use crate::analysis::diff::stacks::FrameChange;
+use crate::render::flame::drawing;
+use crate::render::flame::empty::write_lines;
 use crate::render::unit::duration;
 use crate::render::{RenderError, name};
 
@@ -43,20 +45,14 @@ pub(super) fn picture(diff: &Diff) -> Result<String, RenderError> {
         return Err(RenderError::TooLarge);
     }
     if tree.width_ns == 0 {
-        return Ok(empty(diff));
+        return empty(diff);
     }
     let mut drawn = Drawn { palette: PaletteMap::default(), ..Drawn::default() };
     drawn.palette.insert("", colour(&tree));
     drawn.add(&tree, &mut Vec::new(), tree.width_ns / NARROWEST);
-    let mut drawing = Options::default();
-    drawing.title = name::escape_controls(&format!("stallscope diff: {}", headline(diff)));
+    let heading = name::escape_controls(&format!("stallscope diff: {}", headline(diff)));
+    let mut drawing = drawing(heading, &mut drawn.palette);
     drawing.subtitle = Some(LEGEND.to_owned());
-    "ns".clone_into(&mut drawing.count_name);
-    "Frame:".clone_into(&mut drawing.name_type);
-    drawing.text_truncate_direction = TextTruncateDirection::Right;
-    drawing.bgcolors = Some(BackgroundColor::Flat(Color::new(255, 255, 255)));
-    drawing.palette_map = Some(&mut drawn.palette);
-    drawing.deterministic = true;
     let mut bytes = Vec::new();
     from_lines(&mut drawing, drawn.lines.iter().map(String::as_str), BufWriter::new(&mut bytes))?;
     let root = title("all", &tree);
@@ -164,16 +160,11 @@ fn colour(frame: &FrameChange) -> Color {
     Color::new(mix(0), mix(1), mix(2))
 }
 
-fn empty(diff: &Diff) -> String {
-    let what = name::html(&format!("stallscope diff: {}", verdict(&diff.total)));
-    format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\" standalone=\"no\"?>\n\
-         <svg version=\"1.1\" xmlns=\"http://www.w3.org/2000/svg\" width=\"1200\" height=\"80\" viewBox=\"0 0 1200 80\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"rgb(255,255,255)\"/>\n\
-         <text x=\"600\" y=\"24\" text-anchor=\"middle\" font-family=\"monospace\" font-size=\"17\">{what}</text>\n\
-         <text x=\"20\" y=\"56\" font-family=\"monospace\" font-size=\"13\">Nothing stalled on either side.</text>\n\
-         </svg>\n"
-    )
+fn empty(diff: &Diff) -> Result<String, RenderError> {
+    let title = format!("stallscope diff: {}", verdict(&diff.total));
+    let mut bytes = Vec::new();
+    write_lines(&title, &["Nothing stalled on either side.".to_owned()], &mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

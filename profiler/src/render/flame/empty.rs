@@ -20,7 +20,11 @@ pub(super) fn write_empty(
     options: &FlameOptions,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let lines = lines(analysis, options);
+    write_lines(&title(analysis, options), &lines(analysis, options), out)
+}
+
+/// A picture of text; the first line is what counts.
+pub(in crate::render) fn write_lines(title: &str, lines: &[String], out: &mut dyn Write) -> io::Result<()> {
     let height = LINE * (lines.len() + 4);
     writeln!(out, r#"<?xml version="1.0" encoding="UTF-8" standalone="no"?>"#)?;
     writeln!(
@@ -28,7 +32,7 @@ pub(super) fn write_empty(
         r#"<svg version="1.1" xmlns="http://www.w3.org/2000/svg" width="1200" height="{height}" viewBox="0 0 1200 {height}">"#
     )?;
     writeln!(out, r#"<rect width="100%" height="100%" fill="rgb(255,255,255)"/>"#)?;
-    let text = name::html(&title(analysis, options));
+    let text = name::html(title);
     writeln!(
         out,
         r#"<text x="600" y="24" text-anchor="middle" font-family="monospace" font-size="17">{text}</text>"#
@@ -52,7 +56,7 @@ fn lines(analysis: &Analysis, options: &FlameOptions) -> Vec<String> {
         lines.push(format!("No stall: {}", filters(options)));
         lines.push(format!("stalled in all: {}", duration(report.totals.stalled_ns)));
     } else {
-        lines.push("Nothing stalled.".to_owned());
+        lines.push(format!("{}.", note::no_stall(report)));
     }
     lines.push(note::presence(analysis));
     lines.push(note::calls_seen(report, 6));

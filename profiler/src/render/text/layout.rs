@@ -71,10 +71,7 @@ fn write_row(columns: &[Column], widths: &[usize], cells: &[&str], out: &mut dyn
 }
 
 /// Words on the left, texts beside them, wrapped.
-pub(in crate::render) fn write_pairs<K: AsRef<str>>(
-    pairs: &[(K, String)],
-    out: &mut dyn Write,
-) -> io::Result<()> {
+pub(super) fn write_pairs<K: AsRef<str>>(pairs: &[(K, String)], out: &mut dyn Write) -> io::Result<()> {
     let longest = pairs.iter().map(|(key, _)| key.as_ref().chars().count()).max().unwrap_or_default();
     let width = longest.min(30);
     for (key, text) in pairs {

@@ -37,7 +37,8 @@ pub(super) fn write(analysis: &Analysis, painter: Painter, out: &mut dyn Write) 
 fn write_stalls(analysis: &Analysis, out: &mut dyn Write) -> io::Result<()> {
     let mut worst = section::worst_stalls(analysis);
     if worst.is_empty() {
-        writeln!(out, "nothing stalled; {}", cut(&note::calls_seen(&analysis.report, 4), WIDTH - 17))?;
+        let line = format!("{}; {}", note::no_stall(&analysis.report), note::calls_seen(&analysis.report, 4));
+        writeln!(out, "{}", cut(&line, WIDTH))?;
         return writeln!(out, "{}", cut(&note::presence(analysis), WIDTH));
     }
     worst.truncate(STALLS);

@@ -1,6 +1,6 @@
 //! Names of processes and threads as frames: bare where they are unique, else with the id.
 //!
-//! Ids differ from run to run; two recordings compare best where they are left out.
+//! Ids differ from run to run: two recordings compare without them.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,12 +16,8 @@ pub struct Labels {
 
 impl Labels {
     pub fn new(analysis: &Analysis) -> Labels {
-        Labels::of_stalls(analysis, &analysis.stalls)
-    }
-
-    /// The same for stalls that are kept apart from the analysis that has the names.
-    pub fn of_stalls(analysis: &Analysis, stalls: &[Stall]) -> Labels {
-        let tasks: BTreeSet<(u32, u32)> = stalls.iter().map(|stall| (stall.pid, stall.tid)).collect();
+        let tasks: BTreeSet<(u32, u32)> =
+            analysis.stalls.iter().map(|stall| (stall.pid, stall.tid)).collect();
         let pids: BTreeSet<u32> = tasks.iter().map(|(pid, _)| *pid).collect();
 
         let mut of_name: HashMap<&str, u32> = HashMap::new();
@@ -46,6 +42,18 @@ impl Labels {
         Labels { processes, threads }
     }
 
+    /// Names alone, which another run has too, for stalls that are kept apart from the analysis that has the names.
+    pub fn without_ids(analysis: &Analysis, stalls: &[Stall]) -> Labels {
+        let tasks: BTreeSet<(u32, u32)> = stalls.iter().map(|stall| (stall.pid, stall.tid)).collect();
+        let name = |names, id, nameless: &str| match name_of(names, id) {
+            "" => nameless.to_owned(),
+            name => name.to_owned(),
+        };
+        let process = |(pid, _): &(u32, u32)| (*pid, name(&analysis.processes, *pid, "[process]"));
+        let thread = |task: &(u32, u32)| (*task, name(&analysis.threads, task.1, "[thread]"));
+        Labels { processes: tasks.iter().map(process).collect(), threads: tasks.iter().map(thread).collect() }
+    }
+
     /// `python3`, or `python3 [4242]` where two processes share the name.
     pub fn process(&self, pid: u32) -> String {
         self.processes.get(&pid).cloned().unwrap_or_else(|| label("", pid, false))
@@ -66,5 +74,43 @@ fn label(name: &str, id: u32, is_unique: bool) -> String {
         (true, _) => format!("[{id}]"),
         (false, true) => name.to_owned(),
         (false, false) => format!("{name} [{id}]"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::cause::Cause;
+
+    fn stall(pid: u32, tid: u32) -> Stall {
+        Stall {
+            pid,
+            tid,
+            cause: Cause::SockRecv,
+            peer: String::new(),
+            detail: String::new(),
+            start_ns: 0,
+            end_ns: 1,
+            weight_ns: 1,
+            in_flight: false,
+            began_earlier: false,
+            user_stack: 0,
+            kernel_stack: 0,
+            api: "",
+            call: "recv",
+        }
+    }
+
+    #[test]
+    fn without_ids_tasks_of_equal_names_are_one_and_brackets_in_a_name_stay() {
+        let analysis = Analysis {
+            processes: HashMap::from([(7, "python3".to_owned()), (8, "python3".to_owned())]),
+            threads: HashMap::from([(71, "gather [3]".to_owned()), (81, " ".to_owned())]),
+            ..Analysis::default()
+        };
+        let labels = Labels::without_ids(&analysis, &[stall(7, 71), stall(8, 81), stall(9, 91)]);
+        assert_eq!([7, 8, 9].map(|pid| labels.process(pid)), ["python3", "python3", "[process]"]);
+        let threads = [(7, 71), (8, 81), (9, 91)].map(|(pid, tid)| labels.thread(pid, tid));
+        assert_eq!(threads, ["gather [3]", "[thread]", "[thread]"]);
     }
 }

@@ -4,47 +4,25 @@ use gimli::{UnitOffset, constants};
 
 use super::entry::Entry;
 use super::reader::Access;
-use super::unit::{Tables, Units, file_name};
-use super::{Dwarfs, Place, Unit};
-use crate::symbols::demangle::printable;
+use super::unit::Units;
+use super::{Dwarfs, Unit};
 
 /// Calls inlined into each other that are told of one address.
 const MAX_DEPTH: usize = 64;
 
-/// Innermost first; `None` where nothing is known.
+/// Symbols of the function at `offset` of the unit and of those inlined in it around `address`, innermost first. One is
+/// empty where it is not known.
 pub(super) fn find<'a>(
     dwarf: &Dwarfs<'a>,
     unit: &Unit<'a>,
     access: &Access<'_>,
     units: &Units,
-    tables: &Tables,
+    offset: usize,
     address: u64,
-) -> Option<Vec<Place>> {
-    let row = tables.row(address);
-    let chain = match tables.function(address) {
-        // Damage inside of a function hides what is inlined in it, not its line.
-        Some(function) => inlined(dwarf, unit, access, function, address).unwrap_or_default(),
-        None => Vec::new(),
-    };
-    if chain.is_empty() && row.is_none() {
-        return None;
-    }
-    let file = |index: u64| printable(&file_name(dwarf, unit, index));
-    let mut place =
-        row.map(|row| Place { file: file(u64::from(row.file)), line: row.line, ..Place::default() });
-    let mut places = Vec::with_capacity(chain.len());
-    for entry in chain.iter().rev() {
-        let here = place.take().unwrap_or_default();
-        let symbol = entry.symbol(dwarf, unit, access, units).unwrap_or_default();
-        places.push(Place { symbol, ..here });
-        // The next one calls it there.
-        if entry.call_line != 0 {
-            place = Some(Place { file: file(entry.call_file), line: entry.call_line, ..Place::default() });
-        }
-    }
-    // Without entries the line is all that is known.
-    places.extend(place.take());
-    Some(places)
+) -> Vec<Vec<u8>> {
+    // Damage inside of a function hides what is inlined in it.
+    let chain = inlined(dwarf, unit, access, offset, address).unwrap_or_default();
+    chain.iter().rev().map(|entry| entry.symbol(dwarf, unit, access, units).unwrap_or_default()).collect()
 }
 
 /// The entry of the function at `offset`, and of those inlined around `address`, outermost first.

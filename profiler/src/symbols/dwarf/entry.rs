@@ -23,9 +23,6 @@ pub(super) struct Entry<'a> {
     origin: Option<Value<'a>>,
     name: Option<Value<'a>>,
     linkage_name: Option<Value<'a>>,
-    /// Of the call, 0: unknown.
-    pub call_file: u64,
-    pub call_line: u32,
 }
 
 impl<'a> Entry<'a> {
@@ -50,16 +47,6 @@ impl<'a> Entry<'a> {
                 constants::DW_AT_name => entry.name = Some(value),
                 constants::DW_AT_linkage_name | constants::DW_AT_MIPS_linkage_name => {
                     entry.linkage_name = Some(value);
-                }
-                constants::DW_AT_call_file => {
-                    entry.call_file = match value {
-                        AttributeValue::FileIndex(index) => index,
-                        other => other.udata_value().unwrap_or(0),
-                    }
-                }
-                constants::DW_AT_call_line => {
-                    let line = value.udata_value().and_then(|line| u32::try_from(line).ok());
-                    entry.call_line = line.unwrap_or(0);
                 }
                 _ => {}
             }
@@ -149,7 +136,7 @@ impl<'a> Entry<'a> {
 }
 
 /// The text of an attribute.
-pub(super) fn string<'a>(dwarf: &Dwarfs<'a>, unit: &Unit<'a>, value: Value<'a>) -> Option<Vec<u8>> {
+fn string<'a>(dwarf: &Dwarfs<'a>, unit: &Unit<'a>, value: Value<'a>) -> Option<Vec<u8>> {
     let bytes = dwarf.attr_string(unit, value).ok()?.bytes(MAX_NAME).ok()?;
     (!bytes.is_empty()).then_some(bytes)
 }

@@ -1,11 +1,11 @@
-//! Inlined functions and lines, from DWARF 2 to 5.
+//! Inlined functions, from DWARF 2 to 5.
 //!
-//! A file's units are listed once; of a unit the functions and the rows of the line table are kept while it is among
-//! those used last. Of the other debug information only what a look-up passes is read, and forgotten.
+//! A file's units are listed once; of a unit the places of its functions are kept while it is among those used last. Of
+//! the other debug information only what a look-up passes is read, and forgotten.
 //!
 //! Bounds: a look-up may take [`LOOKUP`] reads (some ten milliseconds in the worst case), opening a unit
 //! [`OPENING`], listing the units [`LISTING`], and all of it together [`TOTAL`] for a file, after which its names come
-//! from the symbol table alone. Tables of units take [`MAX_TABLES`] bytes for a file, and compressed sections [`MAX_UNPACKED`].
+//! from the symbol table alone. Functions of units take [`MAX_FUNCTIONS_SIZE`] bytes for a file, and compressed sections [`MAX_UNPACKED`].
 //!
 //! Not read: split debug information (`.dwo`), supplementary files (`dwz -m`).
 
@@ -22,7 +22,7 @@ use gimli::SectionId;
 
 pub(super) use self::reader::Blocks;
 use self::reader::{Access, Content, Reader};
-use self::unit::{Tables, Units, open_unit};
+use self::unit::{Functions, Units, open_unit};
 use super::elf::Elf;
 use super::sections::Sections;
 
@@ -31,24 +31,13 @@ const LOOKUP: u64 = 1 << 20;
 const OPENING: u64 = 16 << 20;
 const LISTING: u64 = 32 << 20;
 pub(super) const TOTAL: u64 = 96 << 20;
-/// Headers, abbreviations and file names of one unit.
+/// Headers and abbreviations of one unit, and the file names that come with them.
 const HEADER: u64 = 256 << 10;
 const MAX_UNPACKED: u64 = 48 << 20;
-const MAX_TABLES: usize = 4 << 20;
+const MAX_FUNCTIONS_SIZE: usize = 4 << 20;
 
 type Dwarfs<'a> = gimli::Dwarf<Reader<'a>>;
 type Unit<'a> = gimli::Unit<Reader<'a>>;
-
-/// A function that an address is in, and where in its source.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Mangled, if the debug information has it so; empty where it has none.
-    pub symbol: Vec<u8>,
-    /// As the compiler was given it, with the folder it worked in; empty where unknown.
-    pub file: String,
-    /// 0: unknown.
-    pub line: u32,
-}
 
 #[derive(Clone, Debug)]
 enum Data {
@@ -60,7 +49,7 @@ enum Data {
 pub(super) struct Dwarf {
     sections: Vec<(SectionId, Data)>,
     units: Option<Units>,
-    tables: Vec<Tables>,
+    functions: Vec<Functions>,
     fuel: u64,
 }
 
@@ -70,6 +59,7 @@ impl Dwarf {
         const WANTED: [SectionId; 9] = [
             SectionId::DebugInfo,
             SectionId::DebugAbbrev,
+            // Its header is read with each unit, which cannot be opened without it.
             SectionId::DebugLine,
             SectionId::DebugLineStr,
             SectionId::DebugStr,
@@ -93,7 +83,7 @@ impl Dwarf {
             };
             found.push((id, data));
         }
-        Some(Dwarf { sections: found, units: None, tables: Vec::new(), fuel })
+        Some(Dwarf { sections: found, units: None, functions: Vec::new(), fuel })
     }
 
     /// Resident bytes.
@@ -103,7 +93,7 @@ impl Dwarf {
             Data::File { .. } => 0,
         });
         let units = self.units.as_ref().map_or(0, Units::memory);
-        unpacked.sum::<usize>() + units + self.tables.iter().map(Tables::memory).sum::<usize>()
+        unpacked.sum::<usize>() + units + self.functions.iter().map(Functions::memory).sum::<usize>()
     }
 
     /// What of the budget is left.
@@ -111,15 +101,16 @@ impl Dwarf {
         self.fuel
     }
 
-    /// The functions that are inlined around the stated `address` of `elf`, innermost first, and last the one that
-    /// they are inlined in. Empty where nothing is known. `file` tells files apart in `blocks`.
+    /// Symbols of the functions that are inlined around the stated `address` of `elf`, innermost first, and last of the
+    /// one that they are inlined in; mangled, if the debug information has them so, and empty where it has none. No
+    /// symbols where nothing is known. `file` tells files apart in `blocks`.
     pub(super) fn find(
         &mut self,
         elf: &Elf,
         file: u32,
         blocks: &RefCell<Blocks>,
         address: u64,
-    ) -> Vec<Place> {
+    ) -> Vec<Vec<u8>> {
         let access = Access { file, source: &elf.source, blocks, fuel: Cell::new(self.fuel) };
         let sections = self.sections.clone();
         let found = self.find_through(&access, &sections, address);
@@ -132,26 +123,26 @@ impl Dwarf {
         access: &Access<'_>,
         sections: &[(SectionId, Data)],
         address: u64,
-    ) -> Option<Vec<Place>> {
+    ) -> Option<Vec<Vec<u8>>> {
         let dwarf = load(access, sections);
         let units = self.units.get_or_insert_with(|| access.within(LISTING, || Units::list(&dwarf, access)));
         let offset = units.find(address)?;
         let unit = open_unit(&dwarf, access, offset).ok()?;
-        if !self.tables.iter().any(|tables| tables.unit == offset) {
-            let tables = access.within(OPENING, || Tables::read(&dwarf, &unit, access, offset));
-            self.tables.push(tables);
-            while self.tables.len() > 1 && self.tables.iter().map(Tables::memory).sum::<usize>() > MAX_TABLES
-            {
-                self.tables.remove(0);
+        if !self.functions.iter().any(|functions| functions.unit == offset) {
+            let functions = access.within(OPENING, || Functions::read(&dwarf, &unit, access, offset));
+            self.functions.push(functions);
+            let memory = |all: &[Functions]| all.iter().map(Functions::memory).sum::<usize>();
+            while self.functions.len() > 1 && memory(&self.functions) > MAX_FUNCTIONS_SIZE {
+                self.functions.remove(0);
             }
         }
-        let at = self.tables.iter().position(|tables| tables.unit == offset)?;
+        let at = self.functions.iter().position(|functions| functions.unit == offset)?;
         // Used last.
-        if let Some(used) = self.tables.get_mut(at..) {
+        if let Some(used) = self.functions.get_mut(at..) {
             used.rotate_left(1);
         }
-        let tables = self.tables.last()?;
-        access.within(LOOKUP, || chain::find(&dwarf, &unit, access, units, tables, address))
+        let function = self.functions.last()?.around(address)?;
+        Some(access.within(LOOKUP, || chain::find(&dwarf, &unit, access, units, function, address)))
     }
 }
 

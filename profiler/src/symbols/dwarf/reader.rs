@@ -15,6 +15,8 @@ use crate::symbols::source::Source;
 const BLOCK: u64 = 16 << 10;
 /// 1.5 MiB for all files together.
 const SLOTS: usize = 96;
+/// What reading a block takes of the budget: some microseconds where the file is in the page cache.
+const MISS: usize = 128;
 /// Bytes that a search for the end of a string goes through for one unit of the budget.
 const SEARCH: usize = 16;
 
@@ -29,22 +31,23 @@ struct Block {
 pub(in crate::symbols) struct Blocks(Vec<Option<Block>>);
 
 impl Blocks {
-    /// The bytes of `file` from `offset` to the end of the block that they are in.
-    fn get(&mut self, file: u32, source: &Source, offset: u64) -> &[u8] {
+    /// The bytes of `file` from `offset` to the end of the block that they are in, and whether they had to be read.
+    fn get(&mut self, file: u32, source: &Source, offset: u64) -> (&[u8], bool) {
         if self.0.is_empty() {
             self.0.resize_with(SLOTS, || None);
         }
         let number = offset / BLOCK;
         let slot = (number.wrapping_add(u64::from(file).wrapping_mul(37)) % SLOTS as u64) as usize;
-        let Some(slot) = self.0.get_mut(slot) else { return &[] };
-        if slot.as_ref().is_none_or(|block| (block.file, block.number) != (file, number)) {
+        let Some(slot) = self.0.get_mut(slot) else { return (&[], false) };
+        let missed = slot.as_ref().is_none_or(|block| (block.file, block.number) != (file, number));
+        if missed {
             let mut bytes = vec![0; BLOCK as usize];
             let len = source.read_at(number * BLOCK, &mut bytes);
             bytes.truncate(len);
             *slot = Some(Block { file, number, bytes: bytes.into_boxed_slice() });
         }
         let start = (offset % BLOCK) as usize;
-        slot.as_ref().and_then(|block| block.bytes.get(start..)).unwrap_or_default()
+        (slot.as_ref().and_then(|block| block.bytes.get(start..)).unwrap_or_default(), missed)
     }
 }
 
@@ -77,7 +80,10 @@ impl Access<'_> {
     fn copy(&self, mut offset: u64, mut out: &mut [u8]) -> Option<()> {
         let mut blocks = self.blocks.try_borrow_mut().ok()?;
         while !out.is_empty() {
-            let bytes = blocks.get(self.file, self.source, offset);
+            let (bytes, missed) = blocks.get(self.file, self.source, offset);
+            if missed {
+                self.spend(MISS).ok()?;
+            }
             let len = bytes.len().min(out.len());
             if len == 0 {
                 return None;
@@ -239,5 +245,33 @@ impl gimli::Reader for Reader<'_> {
         self.copy(out).ok_or_else(|| self.past_end())?;
         self.start += out.len();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gimli::Reader as _;
+
+    use super::*;
+
+    #[test]
+    fn jumping_through_a_file_takes_more_of_the_budget_than_reading_on() {
+        let source = Source::Memory(Arc::from(vec![1; 64 * BLOCK as usize]));
+        let blocks = RefCell::new(Blocks::default());
+        let reads = |step: usize| {
+            blocks.borrow_mut().0.clear();
+            let access = Access { file: 1, source: &source, blocks: &blocks, fuel: Cell::new(1000) };
+            let whole = Reader::new(&access, Content::File(0), 64 * BLOCK as usize);
+            let at = |number: usize| {
+                let mut place = whole;
+                place.start += number * step;
+                place.read_u8()
+            };
+            (0..64).take_while(|number| at(*number).is_ok()).count()
+        };
+        assert_eq!(reads(1), 64);
+        assert!((1..10).contains(&reads(BLOCK as usize)));
     }
 }

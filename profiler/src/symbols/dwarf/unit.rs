@@ -1,8 +1,8 @@
-//! Units of a file, and the tables of one of them.
+//! Units of a file, and the functions of one of them.
 
 use gimli::{DebugInfoOffset, UnitType, constants};
 
-use super::entry::{Entry, string};
+use super::entry::Entry;
 use super::reader::Access;
 use super::{Dwarfs, HEADER, Unit};
 
@@ -11,7 +11,6 @@ const MAX_UNITS: usize = 256 << 10;
 const MAX_UNIT_RANGES: usize = 512 << 10;
 /// Of one unit.
 const MAX_FUNCTIONS: usize = 64 << 10;
-const MAX_ROWS: usize = 128 << 10;
 /// Pieces of code looked back at for one that encloses an address.
 const LOOK_BACK: usize = 16;
 
@@ -92,57 +91,41 @@ pub(super) fn open_unit<'a>(
     access.within(HEADER, || dwarf.unit(dwarf.debug_info.header_from_offset(DebugInfoOffset(offset))?))
 }
 
-/// Where the code of a line begins. A row of line 0 says that nothing is known from there on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Row {
-    address: u64,
-    pub file: u32,
-    pub line: u32,
-}
-
-/// Functions and lines of one unit.
+/// Functions of one unit.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(super) struct Functions {
     /// Offset in `.debug_info`.
     pub unit: usize,
-    functions: Vec<Range>,
-    rows: Vec<Row>,
+    ranges: Vec<Range>,
 }
 
-impl Tables {
+impl Functions {
     /// What is damaged is left out.
-    pub(super) fn read(dwarf: &Dwarfs<'_>, unit: &Unit<'_>, access: &Access<'_>, offset: usize) -> Tables {
-        let mut tables = Tables { unit: offset, functions: Vec::new(), rows: Vec::new() };
-        let _ = tables.read_functions(dwarf, unit, access);
-        tables.functions.sort_unstable();
-        let _ = tables.read_rows(unit);
-        // Where one sequence ends and another begins, the beginning counts.
-        tables.rows.sort_by_key(|row| (row.address, row.line != 0));
-        tables
+    pub(super) fn read(dwarf: &Dwarfs<'_>, unit: &Unit<'_>, access: &Access<'_>, offset: usize) -> Functions {
+        let mut functions = Functions { unit: offset, ranges: Vec::new() };
+        // An error ends the reading; what came before it counts.
+        let _ = functions.read_all(dwarf, unit, access);
+        functions.ranges.sort_unstable();
+        functions
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.functions.capacity() * size_of::<Range>() + self.rows.capacity() * size_of::<Row>()
+        self.ranges.capacity() * size_of::<Range>()
     }
 
     /// Offset in the unit of the function around `address`.
-    pub(super) fn function(&self, address: u64) -> Option<usize> {
-        find(&self.functions, address)
+    pub(super) fn around(&self, address: u64) -> Option<usize> {
+        find(&self.ranges, address)
     }
 
-    pub(super) fn row(&self, address: u64) -> Option<Row> {
-        let after = self.rows.partition_point(|row| row.address <= address);
-        self.rows.get(after.checked_sub(1)?).copied().filter(|row| row.line != 0)
-    }
-
-    fn read_functions<'a>(
+    fn read_all<'a>(
         &mut self,
         dwarf: &Dwarfs<'a>,
         unit: &Unit<'a>,
         access: &Access<'_>,
     ) -> gimli::Result<()> {
         let mut raw = unit.header.entries_raw(&unit.abbreviations, None)?;
-        while !raw.is_empty() && self.functions.len() < MAX_FUNCTIONS {
+        while !raw.is_empty() && self.ranges.len() < MAX_FUNCTIONS {
             let offset = raw.next_offset().0;
             let Some(abbreviation) = raw.read_abbreviation()? else { continue };
             if abbreviation.tag() != constants::DW_TAG_subprogram {
@@ -151,70 +134,15 @@ impl Tables {
                 continue;
             }
             let entry = Entry::read(&mut raw, abbreviation, access)?;
-            let functions = &mut self.functions;
+            let ranges = &mut self.ranges;
             // One with damaged ranges says nothing about the next.
             let _ = entry.each_range(dwarf, unit, |begin, end| {
                 if is_code(begin, end) {
-                    functions.push(Range { begin, end, offset });
+                    ranges.push(Range { begin, end, offset });
                 }
-                functions.len() < MAX_FUNCTIONS
+                ranges.len() < MAX_FUNCTIONS
             });
         }
         Ok(())
     }
-
-    fn read_rows(&mut self, unit: &Unit<'_>) -> gimli::Result<()> {
-        let Some(program) = unit.line_program.clone() else { return Ok(()) };
-        let mut rows = program.rows();
-        let mut sequence = self.rows.len();
-        while let Some((_, row)) = rows.next_row()? {
-            if self.rows.len() >= MAX_ROWS {
-                break;
-            }
-            let line = row.line().and_then(|line| u32::try_from(line.get()).ok()).unwrap_or(0);
-            let file = u32::try_from(row.file_index()).unwrap_or(u32::MAX);
-            let next = Row { address: row.address(), file, line };
-            if row.end_sequence() {
-                self.rows.push(Row { line: 0, ..next });
-                if self.rows.get(sequence).is_none_or(|first| !is_code(first.address, next.address)) {
-                    self.rows.truncate(sequence);
-                }
-                sequence = self.rows.len();
-                continue;
-            }
-            let last = self.rows.get(sequence..).and_then(<[Row]>::last);
-            if last.is_none_or(|last| (last.file, last.line) != (file, line)) {
-                self.rows.push(next);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Path of a file of the unit's line table, empty where it has none.
-pub(super) fn file_name<'a>(dwarf: &Dwarfs<'a>, unit: &Unit<'a>, index: u64) -> Vec<u8> {
-    let find = || {
-        let header = unit.line_program.as_ref()?.header();
-        let file = header.file(index)?;
-        let name = string(dwarf, unit, file.path_name())?;
-        if name.starts_with(b"/") {
-            return Some(name);
-        }
-        let folder = file.directory(header).and_then(|folder| string(dwarf, unit, folder));
-        let mut path = folder.unwrap_or_default();
-        if !path.starts_with(b"/") {
-            let base = unit.comp_dir.and_then(|folder| folder.bytes(4096).ok()).unwrap_or_default();
-            path = join(base, &path);
-        }
-        Some(join(path, &name))
-    };
-    find().unwrap_or_default()
-}
-
-fn join(mut folder: Vec<u8>, name: &[u8]) -> Vec<u8> {
-    if !folder.is_empty() && !name.is_empty() {
-        folder.push(b'/');
-    }
-    folder.extend_from_slice(name);
-    folder
 }

@@ -7,26 +7,24 @@ use super::frames::{self, Broken, Interpreter};
 use super::layout::{self, Layout};
 use super::memory::Memory;
 use super::threads;
+use crate::symbols::live_tests::random;
 
 const THREAD: u64 = 0x10_0000;
 const RUNTIME: u64 = 0x20_0000;
 const TYPE: u64 = 0x30_0000;
 
 /// Memory that has something everywhere, most of it pointers into itself.
-struct Noise {
-    state: u64,
+struct Noise<R> {
+    next: R,
     reads: usize,
 }
 
-impl Memory for Noise {
+impl<R: FnMut() -> u64> Memory for Noise<R> {
     fn fill(&mut self, _: u64, buffer: &mut [u8]) -> bool {
         self.reads += 1;
         for chunk in buffer.chunks_mut(8) {
-            self.state ^= self.state << 13;
-            self.state ^= self.state >> 7;
-            self.state ^= self.state << 17;
-            let small = self.state % 64;
-            let value = if self.state.is_multiple_of(3) { small } else { (self.state >> 20) & !7 };
+            let number = (self.next)();
+            let value = if number.is_multiple_of(3) { number % 64 } else { (number >> 20) & !7 };
             let bytes = value.to_le_bytes();
             chunk.copy_from_slice(&bytes[..chunk.len()]);
         }
@@ -42,7 +40,7 @@ fn layouts() -> Vec<Layout> {
 fn noise_is_read_to_an_end() {
     for layout in layouts() {
         for seed in 1..300 {
-            let mut noise = Noise { state: seed * 0x9e37_79b9, reads: 0 };
+            let mut noise = Noise { next: random(seed * 0x9e37_79b9), reads: 0 };
             assert_eq!(layout::published(&mut noise, RUNTIME), None);
             let states = threads::list(&mut noise, &layout, RUNTIME);
             threads::by_tid(&mut noise, &states, &HashSet::from([1, 2, 3]));

@@ -9,7 +9,7 @@ use crate::symbols::maps::{self, Mapping};
 use crate::symbols::source::{u16_at, u32_at, u64_at};
 
 /// Bytes of a table of symbols, and of its strings, that are looked at.
-const MAX_TABLE: u64 = 64 << 20;
+const MAX_TABLE: u64 = 16 << 20;
 /// Files of one process that are opened.
 const MAX_FILES: usize = 16;
 const SYMBOL_SIZE: usize = 24;

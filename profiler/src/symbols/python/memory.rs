@@ -1,6 +1,7 @@
 //! Memory of the interpreter, with a limit on what one look may read.
 
 use crate::symbols::memory::read_process;
+use crate::symbols::source::{u32_at, u64_at};
 
 /// Bytes that one look reads at most.
 const LOOK_BYTES: usize = 4 << 20;
@@ -54,13 +55,11 @@ impl Struct {
     }
 
     pub(super) fn u64(&self, offset: u16) -> Option<u64> {
-        let offset = usize::from(offset);
-        Some(u64::from_le_bytes(self.bytes.get(offset..offset + 8)?.try_into().ok()?))
+        u64_at(&self.bytes, offset.into())
     }
 
     pub(super) fn u32(&self, offset: u16) -> Option<u32> {
-        let offset = usize::from(offset);
-        Some(u32::from_le_bytes(self.bytes.get(offset..offset + 4)?.try_into().ok()?))
+        u32_at(&self.bytes, offset.into())
     }
 
     pub(super) fn i32(&self, offset: u16) -> Option<i32> {

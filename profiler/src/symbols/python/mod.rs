@@ -18,9 +18,9 @@
 //!
 //! # How it is read
 //!
-//! `_PyRuntime` is found by its symbol, or by its section from 3.13 on. From there on 3.13 and newer say themselves
-//! where everything lies (`layout::published`); the structures of 3.8 to 3.12 never changed within a minor version
-//! (`layout::fixed`). The minor version is told by what the interpreter exports, never by a file's name.
+//! `_PyRuntime` is found by its symbol. From there on 3.13 and newer say themselves where everything lies
+//! (`layout::published`); the structures of 3.8 to 3.12 never changed within a minor version (`layout::fixed`). The
+//! minor version is told by what the interpreter exports, never by a file's name.
 //! No namespace is entered: memory is read by process id, files are opened through the target's own mappings.
 //!
 //! All of it is hostile input: every walk is bounded in steps, bytes and length, and a pointer that does not lead to

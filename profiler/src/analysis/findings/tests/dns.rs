@@ -1,11 +1,13 @@
 use hickory_proto::op::ResponseCode::{NXDomain, NoError};
 use hickory_proto::rr::RecordType::{A, AAAA, PTR};
-use profiler_common::Api;
+use profiler_common::{Api, Call};
 
 use super::{get, ids, number, of_script, strings};
 use crate::analysis::dns::tests::script::{MS, SEC, Script};
-use crate::analysis::report::Severity;
+use crate::analysis::report::{Finding, Severity};
+use crate::model::dns::message::tests::{answer, query};
 use crate::model::socket::Transport;
+use crate::trace::record::Direction;
 
 /// `getaddrinfo` at a server that never answers, as glibc tries it, stopped in the second try.
 fn dead_server() -> Script {
@@ -197,6 +199,64 @@ fn quick_answers_that_add_up_are_slow_too() {
     let findings = of_script(&answers_after(40 * MS, 100, 10 * SEC));
     assert_eq!(ids(&findings), ["dns.slow"]);
     assert!(get(&findings, "dns.slow").summary.contains("add up"));
+}
+
+/// Four questions that are answered in a millisecond.
+fn quick_answers(transport: Transport, wait: impl Fn(&mut Script, u64)) -> Vec<Finding> {
+    let mut script = Script::new(60 * SEC);
+    script.transport = transport;
+    let framed = |message: Vec<u8>| match transport {
+        Transport::Tcp => [&(message.len() as u16).to_be_bytes()[..], &message].concat(),
+        _ => message,
+    };
+    for round in 0..4_u16 {
+        let at = u64::from(round) * 10 * SEC + 6 * SEC;
+        script.socket(7000 + u64::from(round));
+        let question = framed(query(round, "node01.", A));
+        script.message(at, Direction::Send, question.len() as i64, &question);
+        let reply = framed(answer(round, "node01.", A, NoError, 1));
+        script.message(at + MS, Direction::Receive, reply.len() as i64, &reply);
+        wait(&mut script, at);
+    }
+    of_script(&script)
+}
+
+#[test]
+fn waits_that_quick_answers_do_not_explain_are_not_added_to_them() {
+    // For another message, which nobody saw leave.
+    let lost = quick_answers(Transport::Udp, |script, at| {
+        script.wait(at, at + 5 * SEC);
+    });
+    assert_eq!(ids(&lost), Vec::<&str>::new());
+    // A connection that takes its time is the server's.
+    let connecting = quick_answers(Transport::Tcp, |script, at| {
+        script.wait(at - 5 * SEC, at).call = Call::Connect;
+    });
+    assert_eq!(ids(&connecting), ["dns.slow"]);
+}
+
+#[test]
+fn a_late_answer_to_a_question_that_was_sent_again_counts_from_then_on() {
+    let asked = |latency: u64| {
+        let mut script = Script::new(60 * SEC);
+        for round in 0..5 {
+            let at = round * 10 * SEC;
+            script.call(at, Api::Getaddrinfo, "node01");
+            script.socket(7000 + round);
+            let end = at + 5 * SEC + latency;
+            for sent in [at, at + 5 * SEC] {
+                script.send(sent, round as u16, "node01.", A);
+            }
+            script.receive(end, round as u16, "node01.", A, NoError);
+            script.wait(at, end);
+        }
+        script.messages.sort_by_key(|message| message.time_ns);
+        of_script(&script)
+    };
+    let findings = asked(400 * MS);
+    assert_eq!(ids(&findings), ["dns.retry_ladder", "dns.slow"]);
+    assert_eq!(get(&findings, "dns.slow").stalled_ns, 5 * 400 * MS);
+    assert_eq!(ids(&asked(MS)), ["dns.retry_ladder"]);
 }
 
 #[test]

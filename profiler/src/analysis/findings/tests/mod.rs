@@ -13,6 +13,7 @@ use crate::trace::record::Environment;
 mod dns;
 mod dns_failure;
 mod net;
+mod net_ends;
 mod tcp;
 
 fn report(duration_ns: u64) -> Report {

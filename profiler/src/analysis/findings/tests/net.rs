@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::model::fixture::{self, tcp};
 use crate::trace::record::Process;
 
-fn recv(peer: &str, stalled_ns: u64) -> SocketRow {
+pub(super) fn recv(peer: &str, stalled_ns: u64) -> SocketRow {
     SocketRow {
         peer: peer.to_string(),
         direction: "recv".to_string(),

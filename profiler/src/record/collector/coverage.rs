@@ -1,0 +1,63 @@
+//! What was counted, lost and not seen, as it goes into the trace.
+
+use super::{Collector, Python};
+use crate::probes::ProbeSet;
+use crate::trace::record::{Coverage, FamilyState, Loss, Record};
+
+impl Python {
+    /// `None` where no target has an interpreter.
+    fn coverage(&self) -> Option<Coverage> {
+        let state = match (self.processes, self.failures.is_empty()) {
+            (0, true) => return None,
+            (0, false) => FamilyState::Off,
+            (_, true) => FamilyState::On,
+            (_, false) => FamilyState::Partial,
+        };
+        Some(Coverage { family: "python".into(), state, reason: self.failures.text() })
+    }
+}
+
+impl Collector {
+    /// Totals so far; the last ones of a trace count.
+    pub fn write_counts(&mut self, probes: &ProbeSet) {
+        for count in probes.call_counts() {
+            self.write(Record::CallCount(count));
+        }
+        let mut losses = probes.losses();
+        let refused = self.symbols.refused() + self.held.dropped_stacks();
+        if refused > 0 {
+            losses.push(Loss { what: "stacks_not_named".into(), count: refused, events: false });
+        }
+        self.totals.lost = losses.iter().filter(|loss| loss.events).map(|loss| loss.count).sum();
+        for loss in losses {
+            self.write(Record::Loss(loss));
+        }
+    }
+
+    /// What could be seen, at the end of the recording.
+    pub fn write_coverage(&mut self, probes: &ProbeSet, unavailable: &[String]) {
+        let mut rows = probes.coverage();
+        if let Some(dns) = rows.iter_mut().find(|row| row.family == "dns") {
+            if !self.dns {
+                *dns = off("dns", "not asked for (--probes)");
+            } else if !self.failed_libraries.is_empty() {
+                dns.state = FamilyState::Partial;
+                let own = self.failed_libraries.text();
+                dns.reason = if dns.reason.is_empty() { own } else { format!("{own}; {}", dns.reason) };
+            }
+        }
+        rows.push(match &self.socket_failure {
+            None => Coverage { family: "rtt".into(), state: FamilyState::On, reason: String::new() },
+            Some(reason) => off("rtt", reason),
+        });
+        rows.extend(self.python.coverage());
+        rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
+        for row in rows {
+            self.write(Record::Coverage(row));
+        }
+    }
+}
+
+fn off(family: &str, reason: &str) -> Coverage {
+    Coverage { family: family.into(), state: FamilyState::Off, reason: reason.into() }
+}
