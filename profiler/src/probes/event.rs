@@ -1,7 +1,7 @@
 //! What the probes hand to the recorder: trace records, and raw stacks that still need names.
 
 use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaPost};
-use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, Wait};
+use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
 /// User-mode registers that an unwinder starts from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum Event {
     Handshake(Handshake),
     Retransmit(Retransmit),
     Life(Life),
+    /// Of a thread that ends.
+    ThreadTime(ThreadTime),
     Stack(RawStack),
     /// With the address of the queue pair in the process.
     RdmaPost(RdmaPost, u64),
@@ -76,6 +78,7 @@ impl Event {
             Event::Handshake(handshake) => Some(handshake.start_ns),
             Event::Retransmit(retransmit) => Some(retransmit.time_ns),
             Event::Life(life) => Some(life.time_ns),
+            Event::ThreadTime(time) => Some(time.time_ns),
             Event::RdmaPost(post, _) => Some(post.time_ns),
             Event::RdmaCompletion(completion) => Some(completion.time_ns),
             Event::Stack(_) | Event::RdmaImage(_) | Event::RdmaAnchor(_) => None,
