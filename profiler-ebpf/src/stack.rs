@@ -59,7 +59,8 @@ const COPIES_AHEAD: u64 = 256;
 
 /// Id of the current thread's user stack, which is sent to userspace where it is not known; 0: none.
 #[inline(never)]
-pub fn user(regs: *const UserRegs, id: u64) -> u64 {
+#[unsafe(no_mangle)]
+pub extern "C" fn user(regs: *const UserRegs, id: u64) -> u64 {
     // SAFETY: callers pass registers on their stack.
     let Some(regs) = (unsafe { regs.as_ref() }) else { return 0 };
     let Some(scratch) = USER_STACK.get_ptr_mut(0) else { return 0 };
