@@ -7,9 +7,9 @@ use profiler_common::{Loss, NonblockingKey, NonblockingWait, WaitRecord};
 
 use crate::maps::{EVENTS, NONBLOCKING};
 use crate::regs::UserRegs;
+use crate::sched::run_delay_ns;
 use crate::thread::{NO_SOCK, Thread};
 use crate::user_memory::Current;
-use crate::sched::run_delay_ns;
 use crate::wait::SingleWait;
 use crate::{api, emit, settings, socket, stack};
 
@@ -36,8 +36,7 @@ pub extern "C" fn look(
     now_ns: u64,
 ) -> u32 {
     // SAFETY: callers pass a thread's entry, and a key and registers on their stack.
-    let (Some(thread), Some(key), Some(regs)) =
-        (unsafe { (thread.as_mut(), key.as_ref(), regs.as_ref()) })
+    let (Some(thread), Some(key), Some(regs)) = (unsafe { (thread.as_mut(), key.as_ref(), regs.as_ref()) })
     else {
         return 0;
     };
