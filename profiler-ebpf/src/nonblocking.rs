@@ -7,9 +7,9 @@ use profiler_common::{Loss, NonblockingKey, NonblockingWait, WaitRecord};
 
 use crate::maps::{EVENTS, NONBLOCKING};
 use crate::regs::UserRegs;
+use crate::sched::run_delay_ns;
 use crate::thread::{NO_SOCK, Thread};
 use crate::user_memory::Current;
-use crate::sched::run_delay_ns;
 use crate::wait::SingleWait;
 use crate::{api, emit, settings, socket, stack};
 
@@ -28,7 +28,18 @@ fn has_paused(open: &NonblockingWait, now_ns: u64, run_delay_ns: u64) -> bool {
 
 /// The thread looked, and there was nothing.
 #[inline(never)]
-pub fn look(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
+#[unsafe(no_mangle)]
+pub extern "C" fn look(
+    thread: *mut Thread,
+    key: *const NonblockingKey,
+    regs: *const UserRegs,
+    now_ns: u64,
+) -> u32 {
+    // SAFETY: callers pass a thread's entry, and a key and registers on their stack.
+    let (Some(thread), Some(key), Some(regs)) = (unsafe { (thread.as_mut(), key.as_ref(), regs.as_ref()) })
+    else {
+        return 0;
+    };
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
     // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
     let open = unsafe { &mut *open };

@@ -194,7 +194,8 @@ pub struct DnsRow {
     /// DNS messages sent.
     pub attempts: u64,
     pub answered: u64,
-    /// Last answer: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, `REFUSED` …, `icmp-refused`; null without an answer.
+    /// Last answer: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, `REFUSED` …, `icmp-refused`; where this machine did not let the
+    /// question out, the name of its errno (`ENETUNREACH`); null without an answer.
     pub rcode: Option<String>,
     pub stalled_ns: u64,
     pub in_flight: u64,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
+use super::dns::unsent;
 use super::thread::{Interval, ThreadTrack};
 use super::wait::{self, WaitSpan};
 use super::{Model, python};
@@ -85,7 +86,10 @@ impl Builder {
             Record::Process(process) => self.process(process),
             Record::Thread(thread) => self.thread(thread),
             Record::Life(life) => self.life(life),
-            Record::Wait(wait) => self.wait(wait),
+            Record::Wait(wait) => {
+                self.model.dns_messages.extend(unsent::of_connect(&wait));
+                self.wait(wait);
+            }
             Record::Dns(message) => {
                 self.saw(message.time_ns);
                 self.name_peer(&message.socket);
