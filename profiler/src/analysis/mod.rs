@@ -1,6 +1,6 @@
 //! Pure functions over the model: correlation, the stall tree, findings.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use self::context::Context;
 use self::partition::ThreadPartition;
@@ -19,11 +19,13 @@ pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
 pub mod hops;
+pub mod late;
 pub mod partition;
 pub mod places;
 pub mod queues;
 pub mod report;
 pub mod sections;
+pub mod socket_queues;
 pub mod sockets;
 pub mod stall;
 pub mod stalls;
@@ -93,6 +95,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         coverage: sections::coverage(&model),
         totals: thread_rows::totals(&threads),
         causes: thread_rows::cause_rows(&model, &partitions, &threads),
+        stalls: thread_rows::stall_rows(&model, &partitions),
         threads,
         dns: dns.rows.clone(),
         connects: connects.rows(&model, &partitions),
@@ -111,9 +114,17 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     report.coverage.python = sections::python(&model, &stalls);
 
     let far_ends = far_end::FarEnds::new(&model);
+    let mut late = late::Collector::new(&far_ends, model.whole());
+    for (track, partition) in model.threads.iter().zip(&partitions) {
+        late.take(&model, track, &partition.pieces);
+    }
+    let late = late.finish();
     let surroundings = findings::Surroundings {
         environment: &model.environment,
         far_ends: &far_ends,
+        late: &late,
+        python: &python_processes(&model, &stalls),
+        socket_queues: &socket_queues::SocketQueues::new(&model),
         places: &places,
         queues: &queues.queues,
     };
@@ -128,6 +139,12 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         queues,
         places,
     }
+}
+
+/// Processes with stacks that lead through the interpreter.
+fn python_processes(model: &Model, stalls: &[stall::Stall]) -> BTreeSet<u32> {
+    let runs = |stack: &u64| model.python.with.contains(stack) || model.python.without.contains(stack);
+    stalls.iter().filter(|stall| runs(&stall.user_stack)).map(|stall| stall.pid).collect()
 }
 
 /// The topology in the trace. One that cannot be read is damage, and counted as such.

@@ -33,6 +33,9 @@ pub struct Report {
     pub totals: Totals,
     pub threads: Vec<ThreadRow>,
     pub causes: Vec<CauseRow>,
+    /// By thread, cause and peer, most time first; the first thousand (an addition to the contract).
+    #[serde(default)]
+    pub stalls: Vec<StallRow>,
     pub dns: Vec<DnsRow>,
     pub connects: Vec<ConnectRow>,
     pub sockets: Vec<SocketRow>,
@@ -178,6 +181,25 @@ pub struct CauseRow {
     /// Count of spans not ended when the recording stopped.
     pub in_flight: u64,
     pub duration: Distribution,
+    /// Age or length of the longest wait, with what lies before the recording (an addition to the contract).
+    pub longest_ns: u64,
+    /// That one began before the recording, so its length is a lower bound (an addition to the contract).
+    pub began_earlier: bool,
+}
+
+/// All stalls of one thread with one cause and peer (an addition to the contract).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StallRow {
+    pub cause: Cause,
+    /// Empty where unknown.
+    pub peer: String,
+    pub pid: u32,
+    pub tid: u32,
+    pub count: u64,
+    pub stalled_ns: u64,
+    pub in_flight: u64,
+    pub longest_ns: u64,
+    pub began_earlier: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -253,6 +275,10 @@ pub struct SocketRow {
     pub tid: u32,
     /// Looks at the descriptor that found nothing (an addition to the contract).
     pub polls: u64,
+    /// Age or length of the longest wait, with what lies before the recording (an addition to the contract).
+    pub longest_ns: u64,
+    /// That one began before the recording, so its length is a lower bound (an addition to the contract).
+    pub began_earlier: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -28,6 +28,8 @@ pub fn socket_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<SocketR
                 pid: track.pid,
                 tid: track.tid,
                 polls: tally.polls,
+                longest_ns: tally.longest.ns,
+                began_earlier: tally.longest.began_earlier,
             });
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::partition::{Piece, ThreadPartition, clipped};
-use super::report::{CauseRow, Distribution, Domain, ThreadRow, Totals};
+use super::report::{CauseRow, Distribution, Domain, StallRow, ThreadRow, Totals};
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::thread::ThreadTrack;
@@ -69,6 +69,32 @@ pub struct Tally {
     pub polls: u64,
     /// Of the whole waits, clipped to the window.
     pub durations: Vec<u64>,
+    pub longest: Longest,
+}
+
+/// The longest of some waits: from its start, which may lie before the recording, to its end or that of the recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Longest {
+    pub ns: u64,
+    /// It began before the recording: it is at least so long.
+    pub began_earlier: bool,
+}
+
+impl Longest {
+    fn of(model: &Model, track: &ThreadTrack, wait: &WaitSpan) -> Longest {
+        let span = clipped(track, wait);
+        Longest {
+            ns: span.end_ns.saturating_sub(wait.start_ns),
+            began_earlier: model.began_earlier(track, wait, span),
+        }
+    }
+
+    pub fn take(&mut self, other: Longest) {
+        // Of equals the one that is known less exactly may be the longer.
+        if (other.ns, other.began_earlier) > (self.ns, self.began_earlier) {
+            *self = other;
+        }
+    }
 }
 
 /// Adds the stalls of one thread up by `key` (`None`: not in this table). A wait counts once for each key
@@ -89,6 +115,7 @@ pub fn tally<K: Ord + Copy>(
         if is_whole {
             tally.waits += 1;
             tally.durations.push(clipped(track, wait).len());
+            tally.longest.take(Longest::of(model, track, wait));
             let in_flight = pieces.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
             tally.in_flight += u64::from(in_flight);
         }
@@ -155,6 +182,8 @@ pub fn cause_rows(model: &Model, partitions: &[ThreadPartition], threads: &[Thre
             stalled_ns: tally.stalled_ns,
             in_flight: tally.in_flight,
             duration: Distribution::of(tally.durations),
+            longest_ns: tally.longest.ns,
+            began_earlier: tally.longest.began_earlier,
         })
         .collect();
     let runnable_ns = threads.iter().map(|row| row.runnable_ns).fold(0, u64::saturating_add);
@@ -166,10 +195,51 @@ pub fn cause_rows(model: &Model, partitions: &[ThreadPartition], threads: &[Thre
             stalled_ns: runnable_ns,
             in_flight: 0,
             duration: Distribution::default(),
+            longest_ns: 0,
+            began_earlier: false,
         });
     }
     rows.sort_by_key(|row| (std::cmp::Reverse(row.stalled_ns), row.cause));
     rows
+}
+
+/// Rows of [`stall_rows`] that are kept.
+const STALL_ROWS: usize = 1000;
+
+/// Stalls by thread, cause and peer, most time first. Waits are counted as in the tables of causes and sockets.
+pub fn stall_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<StallRow> {
+    let mut rows = Vec::new();
+    for (track, partition) in model.threads.iter().zip(partitions) {
+        let mut tallies = BTreeMap::new();
+        tally(model, track, &partition.pieces, |piece| Some((piece.cause, piece.peer)), &mut tallies);
+        for ((cause, peer), tally) in tallies {
+            rows.push(StallRow {
+                cause,
+                peer: model.names.name(peer).to_owned(),
+                pid: track.pid,
+                tid: track.tid,
+                count: tally.waits,
+                stalled_ns: tally.stalled_ns,
+                in_flight: tally.in_flight,
+                longest_ns: tally.longest.ns,
+                began_earlier: tally.longest.began_earlier,
+            });
+        }
+        if rows.len() > 2 * STALL_ROWS {
+            keep_worst(&mut rows);
+        }
+    }
+    keep_worst(&mut rows);
+    rows
+}
+
+fn keep_worst(rows: &mut Vec<StallRow>) {
+    rows.sort_by(|a, b| {
+        b.stalled_ns
+            .cmp(&a.stalled_ns)
+            .then_with(|| (a.cause, &a.peer, a.tid).cmp(&(b.cause, &b.peer, b.tid)))
+    });
+    rows.truncate(STALL_ROWS);
 }
 
 #[cfg(test)]
@@ -273,5 +343,26 @@ mod tests {
         let d = row.duration;
         assert_eq!((d.count, d.min_ns, d.p50_ns, d.max_ns, d.sum_ns), (3, 50, 100, 199, 349));
         assert!(analysis.stalls[0].began_earlier && !analysis.stalls[1].began_earlier);
+    }
+
+    #[test]
+    fn the_longest_wait_and_the_number_of_waits_are_the_same_in_every_table() {
+        let begun = WaitFlags { began_earlier: true, ..WaitFlags::default() };
+        let analysis = Trace::new()
+            // A wait that another one cuts in two is one wait.
+            .wait(Wait { flags: begun, ..read(300, 1900) })
+            .wait(wait(Call::Read, 1200, 1300, vec![tcp(2, "10.0.1.2:80")]))
+            .wait(read(1950, 1960))
+            .analyse();
+        let report = &analysis.report;
+        let cause = analysis.cause(Cause::SockRecv).unwrap();
+        assert_eq!((cause.count, cause.longest_ns, cause.began_earlier), (3, 1600, true));
+        let socket = &report.sockets[0];
+        assert_eq!((socket.waits, socket.longest_ns, socket.began_earlier), (2, 1600, true));
+        let stall = &report.stalls[0];
+        assert_eq!((stall.peer.as_str(), stall.count, stall.stalled_ns), ("10.0.1.1:80", 2, 810));
+        assert_eq!((stall.longest_ns, stall.began_earlier), (1600, true));
+        assert_eq!(report.stalls.iter().map(|row| row.count).sum::<u64>(), cause.count);
+        assert_eq!((report.stalls[1].longest_ns, report.stalls[1].began_earlier), (100, false));
     }
 }

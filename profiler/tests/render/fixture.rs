@@ -301,6 +301,8 @@ fn causes(analysis: &Analysis) -> Vec<CauseRow> {
                 stalled_ns: duration.sum_ns,
                 in_flight: waiting.count() as u64,
                 duration,
+                longest_ns: duration.max_ns,
+                began_earlier: false,
             })
         })
         .collect();

@@ -4,12 +4,16 @@
 //! A wrong blame is worse than none: every finding needs a failure that was seen, or a share of the
 //! recording that was really waited, both above the limits of [`Thresholds`].
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::dns::DnsAnalysis;
 use super::far_end::FarEnds;
+use super::late::Late;
 use super::places::Places;
 use super::report::{Finding, Report, Severity};
+use super::socket_queues::SocketQueues;
 use crate::model::cause::Cause;
 use crate::trace::record::Environment;
 
@@ -21,10 +25,12 @@ mod dns_waiting;
 mod far_side;
 mod interface;
 mod kept;
+mod late_rank;
 mod net;
 mod net_hops;
 mod net_hosts;
 mod net_racks;
+mod net_silent;
 mod rdma;
 mod resolver;
 mod tcp;
@@ -42,6 +48,11 @@ pub struct Surroundings<'a> {
     /// With the process that each entry is of, which the report's table leaves out.
     pub environment: &'a [Environment],
     pub far_ends: &'a FarEnds,
+    pub late: &'a Late,
+    /// Processes whose stalls have the interpreter of Python in their stacks.
+    pub python: &'a BTreeSet<u32>,
+    /// The latest look at each connection.
+    pub socket_queues: &'a SocketQueues,
     pub places: &'a Places,
     pub queues: &'a [super::queues::Queue],
 }

@@ -78,6 +78,11 @@ impl Queues {
                 Cause::Other => self.in_flight(false),
                 _ => 0,
             };
+            let oldest_ns = match cause {
+                Cause::RdmaWire => self.oldest_ns(true),
+                Cause::Other => self.oldest_ns(false),
+                _ => 0,
+            };
             if stalled_ns > 0 || !durations.is_empty() || in_flight > 0 {
                 rows.push(CauseRow {
                     cause,
@@ -85,11 +90,19 @@ impl Queues {
                     count: durations.len() as u64,
                     stalled_ns,
                     in_flight,
+                    longest_ns: durations.iter().copied().max().unwrap_or(0).max(oldest_ns),
+                    began_earlier: false,
                     duration: Distribution::of(durations),
                 });
             }
         }
         rows
+    }
+
+    /// Age of the oldest request that is outstanding, 0 without one.
+    fn oldest_ns(&self, split: bool) -> u64 {
+        let of = self.queues.iter().filter(|queue| queue.row.wire_ns.is_some() == split);
+        of.map(|queue| queue.row.oldest_in_flight_ns).max().unwrap_or(0)
     }
 
     fn in_flight(&self, split: bool) -> u64 {
