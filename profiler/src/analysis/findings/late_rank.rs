@@ -68,7 +68,7 @@ fn uses_nccl(scene: &Scene<'_>, pid: u32) -> bool {
         .surroundings
         .environment
         .iter()
-        .any(|entry| entry.what == "libnccl" && matches!(entry.pid, 0) | (entry.pid == pid))
+        .any(|entry| entry.what == "libnccl" && (entry.pid == 0 || entry.pid == pid))
 }
 
 /// `rank 1 (pid 537)`, `python3 (pid 537)`.
