@@ -38,9 +38,11 @@ pub enum Loss {
     TargetTable = 9,
     /// A thread's stacks were new too often: a wait goes without user frames.
     StackCopiesLimited = 10,
+    /// The table of samples was full: a thread is not sampled.
+    SampleTable = 11,
 }
 
-pub const LOSS_COUNT: usize = 11;
+pub const LOSS_COUNT: usize = 12;
 
 impl Loss {
     pub const ALL: [Loss; LOSS_COUNT] = [
@@ -55,6 +57,7 @@ impl Loss {
         Loss::PollSetTruncated,
         Loss::TargetTable,
         Loss::StackCopiesLimited,
+        Loss::SampleTable,
     ];
 
     /// Name in the trace's loss table.
@@ -72,6 +75,7 @@ impl Loss {
             Loss::PollSetTruncated => "poll_set_truncated",
             Loss::TargetTable => "target_table_full",
             Loss::StackCopiesLimited => "stack_copies_limited",
+            Loss::SampleTable => "sample_table_full",
         }
     }
 
@@ -80,7 +84,11 @@ impl Loss {
     pub const fn is_event(self) -> bool {
         !matches!(
             self,
-            Loss::StackTruncated | Loss::PollSetTruncated | Loss::StackRing | Loss::StackCopiesLimited
+            Loss::StackTruncated
+                | Loss::PollSetTruncated
+                | Loss::StackRing
+                | Loss::StackCopiesLimited
+                | Loss::SampleTable
         )
     }
 }

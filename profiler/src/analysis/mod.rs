@@ -19,6 +19,7 @@ pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
 pub mod hops;
+mod on_cpu;
 pub mod partition;
 pub mod places;
 pub mod report;

@@ -9,8 +9,8 @@ use super::thread::{Interval, ThreadTrack};
 use super::wait::{self, WaitSpan};
 use super::{Model, python};
 use crate::trace::record::{
-    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
-    ThreadTime, Wait, Window,
+    CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
+    Socket, Thread, ThreadTime, Wait, Window,
 };
 
 /// Loss of records that end before they begin.
@@ -53,6 +53,7 @@ struct Track {
     seen_ns: Option<u64>,
     exit_ns: Option<u64>,
     times: Option<(ThreadTime, ThreadTime)>,
+    samples: Option<CpuSamples>,
     waits: Vec<WaitSpan>,
 }
 
@@ -109,6 +110,7 @@ impl Builder {
             }
             Record::PythonStack(stack) => self.python.push(stack),
             Record::ThreadTime(time) => self.thread_time(time),
+            Record::CpuSamples(samples) => self.cpu_samples(samples),
             Record::CallCount(count) => {
                 self.calls.insert(count.call, count);
             }
@@ -247,6 +249,22 @@ impl Builder {
         });
     }
 
+    /// The last one counts; it says no more of a part than of the whole.
+    fn cpu_samples(&mut self, samples: CpuSamples) {
+        self.saw(samples.time_ns);
+        let waiting = samples.waiting.min(samples.samples);
+        let sound = CpuSamples {
+            looking: samples.looking.min(samples.samples),
+            waiting,
+            working: samples.working.min(waiting),
+            ..samples
+        };
+        let track = self.track(samples.pid, samples.tid);
+        if track.samples.is_none_or(|known| known.time_ns <= sound.time_ns) {
+            track.samples = Some(sound);
+        }
+    }
+
     /// Sees to it that the socket's peer has a number.
     fn name_peer(&mut self, socket: &Socket) {
         self.model.sockets.intern(socket, &mut self.model.names);
@@ -362,6 +380,7 @@ impl Track {
             presence,
             born,
             times: self.times,
+            samples: self.samples,
             waits: self.waits,
         };
         (track, duplicates)

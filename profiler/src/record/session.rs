@@ -108,6 +108,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    probes.begin_samples();
     collector.begin_looks();
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
@@ -293,6 +294,7 @@ async fn watch_until(
             _ = second.tick() => {
                 collector.write_counts(probes);
                 collector.write_thread_times();
+                collector.write_samples(probes);
             }
             _ = drain.tick() => collector.drain(probes),
         }
@@ -320,6 +322,7 @@ fn finish(
     if let Some(error) = failed {
         log::warn!("{error}");
     }
+    collector.write_samples(&probes);
     collector.housekeeping(&mut probes);
     collector.look_at_sockets(false);
     collector.write(Record::Window(Window { end_ns, ..window }));
