@@ -42,9 +42,11 @@ pub enum Loss {
     VerbsRing = 11,
     /// A list of requests was longer than is followed, or could not be read to its end.
     VerbsList = 12,
+    /// The table of samples was full: a thread is not sampled.
+    SampleTable = 13,
 }
 
-pub const LOSS_COUNT: usize = 13;
+pub const LOSS_COUNT: usize = 14;
 
 impl Loss {
     pub const ALL: [Loss; LOSS_COUNT] = [
@@ -61,6 +63,7 @@ impl Loss {
         Loss::StackCopiesLimited,
         Loss::VerbsRing,
         Loss::VerbsList,
+        Loss::SampleTable,
     ];
 
     /// Name in the trace's loss table.
@@ -80,6 +83,7 @@ impl Loss {
             Loss::StackCopiesLimited => "stack_copies_limited",
             Loss::VerbsRing => "verbs_ring_full",
             Loss::VerbsList => "verbs_list_cut",
+            Loss::SampleTable => "sample_table_full",
         }
     }
 
@@ -88,7 +92,11 @@ impl Loss {
     pub const fn is_event(self) -> bool {
         !matches!(
             self,
-            Loss::StackTruncated | Loss::PollSetTruncated | Loss::StackRing | Loss::StackCopiesLimited
+            Loss::StackTruncated
+                | Loss::PollSetTruncated
+                | Loss::StackRing
+                | Loss::StackCopiesLimited
+                | Loss::SampleTable
         )
     }
 }

@@ -22,4 +22,4 @@ pub use record::{
     StackRecord, WaitRecord,
 };
 pub use stack::{Shape, ShapeKey, Shapes};
-pub use table::{NonblockingKey, NonblockingWait};
+pub use table::{NonblockingKey, NonblockingWait, SampleCounts, SampleKey};

@@ -8,7 +8,7 @@ use profiler_common::Call;
 use profiler_common::call::RESTART_CALL;
 use profiler_common::record::WAIT_SLEPT;
 
-use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, POLL, RECEIVE, SEND};
+use crate::call_class::{ACCEPT, ANY_FILE, ON_SET, ON_SOCKET, POLL, RECEIVE, SEND};
 use crate::mem::user_bytes;
 use crate::regs::{Regs, UserRegs};
 use crate::sched::run_delay_ns;
@@ -16,7 +16,7 @@ use crate::socket::AF_UNIX;
 use crate::thread::{self, NO_DEST, NO_SOCK, Thread};
 use crate::user_memory::{Current, UserMemory};
 use crate::wait::End;
-use crate::{dns, emit, maps, nonblocking, settings, socket, stack, tcp, wait};
+use crate::{dns, emit, maps, nonblocking, sample, settings, socket, stack, tcp, wait};
 
 const EINTR: u32 = 4;
 const EAGAIN: u32 = 11;
@@ -216,8 +216,13 @@ extern "C" fn fold(thread: *mut Thread, id: u64, ended: *const Ended) -> u32 {
         } else if dns::carries(call) {
             dns::messages(thread, tid, back);
         }
-    } else if POLL.has(call) {
-        dns::poll_errors(thread, tid, back);
+    } else if ON_SET.has(call) {
+        if POLL.has(call) {
+            dns::poll_errors(thread, tid, back);
+        }
+        if back.ret == 0 && thread.stayed_awake() {
+            sample::looked(thread, tid, back.now_ns);
+        }
     } else if call == Call::Close as u32 && thread.open_nonblocking > 0 {
         nonblocking::progress(thread, &nonblocking::key(tid, fd, true), back.now_ns, back.ret);
         nonblocking::progress(thread, &nonblocking::key(tid, fd, false), back.now_ns, back.ret);

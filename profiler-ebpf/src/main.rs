@@ -17,6 +17,7 @@ mod nonblocking;
 mod poll_set;
 mod regs;
 mod repeat;
+mod sample;
 mod sched;
 mod settings;
 mod snapshot;

@@ -20,6 +20,7 @@ pub mod far_end;
 pub mod findings;
 pub mod hops;
 pub mod late;
+mod on_cpu;
 pub mod partition;
 pub mod places;
 pub mod queues;

@@ -150,6 +150,21 @@ pub struct Totals {
     pub idle_ns: u64,
 }
 
+/// What samples of the processors say of a thread: another account of its running time than the kernel's, and what the
+/// thread did then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnCpu {
+    pub samples: u64,
+    /// Of these, in which it looked in vain, again and again, for something to receive.
+    pub looking_samples: u64,
+    /// Between two samples of one processor.
+    pub period_ns: u64,
+    /// Samples times period, looking or not.
+    pub running_ns: u64,
+    /// Where the running time lies with a probability of 95 %.
+    pub ci95_ns: [u64; 2],
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadRow {
     pub pid: u32,
@@ -162,6 +177,9 @@ pub struct ThreadRow {
     pub stalled_ns: u64,
     pub idle_ns: u64,
     pub other_ns: u64,
+    /// Left out where the recording did not sample the processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_cpu: Option<OnCpu>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

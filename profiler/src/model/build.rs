@@ -10,8 +10,8 @@ use super::thread::{Interval, ThreadTrack};
 use super::wait::{self, WaitSpan};
 use super::{Model, python};
 use crate::trace::record::{
-    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
-    ThreadTime, Wait, Window,
+    CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
+    Socket, Thread, ThreadTime, Wait, Window,
 };
 
 /// Loss of records that end before they begin.
@@ -54,6 +54,7 @@ struct Track {
     seen_ns: Option<u64>,
     exit_ns: Option<u64>,
     times: Option<(ThreadTime, ThreadTime)>,
+    samples: Option<CpuSamples>,
     waits: Vec<WaitSpan>,
 }
 
@@ -113,6 +114,7 @@ impl Builder {
             }
             Record::PythonStack(stack) => self.python.push(stack),
             Record::ThreadTime(time) => self.thread_time(time),
+            Record::CpuSamples(samples) => self.cpu_samples(samples),
             Record::CallCount(count) => {
                 self.calls.insert(count.call, count);
             }
@@ -263,6 +265,22 @@ impl Builder {
         });
     }
 
+    /// The last one counts; it says no more of a part than of the whole.
+    fn cpu_samples(&mut self, samples: CpuSamples) {
+        self.saw(samples.time_ns);
+        let waiting = samples.waiting.min(samples.samples);
+        let sound = CpuSamples {
+            looking: samples.looking.min(samples.samples),
+            waiting,
+            working: samples.working.min(waiting),
+            ..samples
+        };
+        let track = self.track(samples.pid, samples.tid);
+        if track.samples.is_none_or(|known| known.time_ns <= sound.time_ns) {
+            track.samples = Some(sound);
+        }
+    }
+
     /// Sees to it that the socket's peer has a number.
     fn name_peer(&mut self, socket: &Socket) {
         self.model.sockets.intern(socket, &mut self.model.names);
@@ -378,6 +396,7 @@ impl Track {
             presence,
             born,
             times: self.times,
+            samples: self.samples,
             waits: self.waits,
         };
         (track, duplicates)

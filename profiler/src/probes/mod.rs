@@ -16,6 +16,7 @@
 //! ```
 
 mod calls;
+mod clock;
 mod coverage;
 mod decode;
 mod error;
@@ -40,7 +41,10 @@ use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope
 use aya::programs::{BtfTracePoint, ProgramError, UProbe};
 use aya_log::EbpfLogger;
 use profiler_common::config::{MARK_COUNT, TARGET_FOLLOW};
-use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Settings, Target};
+use profiler_common::{
+    Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, SampleCounts, SampleKey, Settings,
+    Target,
+};
 
 pub use calls::CallNumbers;
 pub use decode::{DecodeError, decode};
@@ -48,7 +52,7 @@ pub use error::ProbeError;
 pub(crate) use error::one_line;
 pub use known_stacks::KnownStacks;
 
-use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
+use crate::trace::record::{CallCount, Coverage, CpuSamples, LifeEvent, Loss};
 use event::Event;
 
 use crate::target::verbs::Functions;
@@ -89,6 +93,7 @@ pub struct ProbeSet {
     lost: PerCpuArray<MapData, u64>,
     nonblocking: HashMap<MapData, NonblockingKey, NonblockingWait>,
     handshakes: HashMap<MapData, u64, HandshakeRecord>,
+    samples: HashMap<MapData, SampleKey, SampleCounts>,
     known_stacks: Option<KnownStacks>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     coverage: coverage::Families,
@@ -128,6 +133,7 @@ impl ProbeSet {
             lost: take(&mut ebpf, "LOSSES")?,
             nonblocking: take(&mut ebpf, "NONBLOCKING")?,
             handshakes: take(&mut ebpf, "HANDSHAKES")?,
+            samples: take(&mut ebpf, "SAMPLES")?,
             known_stacks: Some(KnownStacks::new(
                 take(&mut ebpf, "SHAPES")?,
                 take(&mut ebpf, "KNOWN_STACKS")?,
@@ -148,8 +154,8 @@ impl ProbeSet {
         self.known_stacks.take()
     }
 
-    /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `children`, `snapshot`,
-    /// `io_uring`.
+    /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `samples`, `children`, `snapshot`,
+    /// `lock`, `io_uring`.
     pub fn coverage(&self) -> Vec<Coverage> {
         self.coverage.rows()
     }
@@ -234,6 +240,20 @@ impl ProbeSet {
             .map_err(|reason| ProbeError::Snapshot { reason })
     }
 
+    /// Begins to sample which threads are on a processor. Call it when the window opens; what fails is told by
+    /// [`ProbeSet::coverage`].
+    pub fn begin_samples(&mut self) {
+        if let Err(reason) = clock::attach(&mut self.ebpf) {
+            log::debug!("{}: {reason}", clock::PROGRAM);
+            self.coverage.failed(clock::PROGRAM, reason);
+        }
+    }
+
+    /// How often each thread was found on a processor up to now.
+    pub fn cpu_samples(&self, now_ns: u64) -> Vec<CpuSamples> {
+        clock::samples(&self.samples, now_ns)
+    }
+
     /// Hands out at most `max_records` events that wait in the ring buffer; never blocks. Returns the number of
     /// records taken, which is below `max_records` when the buffer is empty.
     ///
@@ -287,6 +307,7 @@ impl ProbeSet {
                 sink(event);
             }
         };
+        clock::detach(&mut self.ebpf);
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();

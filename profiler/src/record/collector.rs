@@ -377,6 +377,13 @@ impl Collector {
         }
     }
 
+    /// How often each thread was found on a processor so far.
+    pub fn write_samples(&mut self, probes: &ProbeSet) {
+        for samples in probes.cpu_samples(monotonic_ns()) {
+            self.write(Record::CpuSamples(samples));
+        }
+    }
+
     /// Reads the stacks of the threads that still wait, and writes everything that was kept back. The trace
     /// then lacks only its end.
     pub fn finish_stacks(mut self) -> (TraceWriter, Option<TraceError>, Totals) {

@@ -109,6 +109,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    probes.begin_samples();
     collector.begin_looks();
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
@@ -295,6 +296,7 @@ async fn watch_until(
                 collector.write_counts(probes);
                 collector.write_thread_times();
                 collector.refresh_verbs(probes);
+                collector.write_samples(probes);
             }
             _ = drain.tick() => collector.drain(probes),
         }
@@ -323,6 +325,7 @@ fn finish(
         log::warn!("{error}");
     }
     collector.finish_verbs(end_ns);
+    collector.write_samples(&probes);
     collector.housekeeping(&mut probes);
     collector.look_at_sockets(false);
     collector.write(Record::Window(Window { end_ns, ..window }));

@@ -77,6 +77,7 @@ kinds! {
     Socket = 14,
     Stack = 15,
     PythonStack = 24,
+    CpuSamples = 25,
     ThreadTime = 16,
     CallCount = 17,
     Loss = 18,

@@ -9,9 +9,10 @@ use stallscope::trace::TraceWriter;
 use stallscope::trace::kind::Kind;
 use stallscope::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
 use stallscope::trace::record::{
-    ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
-    Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Sched,
-    Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
+    ApiCall, CallCount, Clock, Coverage, CpuSamples, Direction, DnsMessage, End, Ends, Environment,
+    FamilyState, Frame, Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record,
+    Retransmit, Sched, Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags,
+    Window,
 };
 
 use profiler_common::{Api, Call};
@@ -232,6 +233,20 @@ fn about_the_target() -> impl Strategy<Value = Record> {
         (any::<[u64; 3]>(), any::<[u32; 2]>()).prop_map(
             |([time_ns, running_ns, runnable_ns], [pid, tid])| {
                 Record::ThreadTime(ThreadTime { time_ns, pid, tid, running_ns, runnable_ns })
+            }
+        ),
+        (any::<[u64; 6]>(), any::<[u32; 2]>()).prop_map(
+            |([time_ns, period_ns, samples, looking, waiting, working], [pid, tid])| {
+                Record::CpuSamples(CpuSamples {
+                    time_ns,
+                    pid,
+                    tid,
+                    period_ns,
+                    samples,
+                    looking,
+                    waiting,
+                    working,
+                })
             }
         ),
         stack().prop_map(Record::Stack),
