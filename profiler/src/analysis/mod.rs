@@ -18,6 +18,7 @@ pub mod dns;
 pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
+pub mod gpu;
 pub mod hops;
 pub mod partition;
 pub mod places;
@@ -51,6 +52,8 @@ pub struct Analysis {
     pub processes: HashMap<u32, String>,
     /// Thread names by tid.
     pub threads: HashMap<u32, String>,
+    /// What ran on GPUs.
+    pub gpu: crate::model::gpu::Gpu,
     /// Where the peers are.
     pub places: places::Places,
 }
@@ -95,8 +98,11 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         sockets: sockets::socket_rows(&model, &partitions),
         hops: hops::hop_rows(&model, &places),
         clock: sections::clock(),
+        collectives: gpu::collective_rows(&model),
+        gpus: gpu::gpu_rows(&model),
         ..Report::default()
     };
+    report.causes.extend(gpu::cause_rows(&model));
     report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
@@ -112,6 +118,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         stalls,
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
+        gpu: model.gpu,
         threads: model.thread_names,
         places,
     }

@@ -44,6 +44,8 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         follow: true,
         unavailable: Vec::new(),
         dns: true,
+        cuda: false,
+        inject: false,
         topology: Some(topology),
         verbose: false,
     };

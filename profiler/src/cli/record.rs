@@ -72,6 +72,8 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
         follow: !args.no_children,
         unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
         dns: asked("dns"),
+        cuda: asked("cuda"),
+        inject: !args.no_inject,
         // A file, which is read when the rest is known to be right.
         topology: None,
         verbose: args.verbose,

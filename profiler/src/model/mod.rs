@@ -15,6 +15,7 @@ pub mod dns;
 #[cfg(test)]
 pub mod fixture;
 mod gil;
+pub mod gpu;
 pub mod intern;
 pub mod python;
 pub mod socket;
@@ -60,6 +61,8 @@ pub struct Model {
     pub sets: wait::SetTable,
     /// Names of peers.
     pub names: intern::Interner,
+    /// What ran on GPUs.
+    pub gpu: gpu::Gpu,
     /// The topology that the recording was given, as it stands in the trace.
     pub topology: Option<TopologyFile>,
 }

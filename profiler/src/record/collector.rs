@@ -1,9 +1,11 @@
 //! Takes what the probes and the helper threads found, and writes it to the trace.
 
 mod coverage;
+mod gpu;
 
 use profiler_common::Call;
 
+use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
 use super::progress::Totals;
@@ -50,6 +52,7 @@ pub struct Collector {
     symbols: SymbolThread,
     sockets: SocketThread,
     python: Python,
+    gpu: Option<GpuThread>,
     resolvers: ResolverLibraries,
     /// Held open: the probes sit on these files.
     libraries: Vec<ResolverLibrary>,
@@ -90,6 +93,7 @@ impl Collector {
                 processes: 0,
                 failures: Reasons::default(),
             },
+            gpu: None,
             libraries: Vec::new(),
             failed_libraries: Reasons::default(),
             due: Vec::new(),
@@ -227,6 +231,7 @@ impl Collector {
             self.symbols.enter(pid);
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
+            self.enter_gpu(pid);
             self.find_libraries(pid, probes);
             if self.environments < ENVIRONMENTS {
                 self.environments += 1;
@@ -239,11 +244,13 @@ impl Collector {
         for pid in change.executed {
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
+            self.enter_gpu(pid);
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
         }
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
+            self.leave_gpu(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
     }
@@ -320,6 +327,7 @@ impl Collector {
         self.take_named(named);
         let found: Vec<Found> = self.sockets.take().collect();
         self.take_found(found);
+        self.take_gpu();
     }
 
     fn take_named(&mut self, named: Vec<Named>) {

@@ -5,6 +5,7 @@ pub mod command;
 mod errand;
 pub mod error;
 pub mod held_waits;
+pub mod gpu_thread;
 mod host;
 pub mod options;
 pub mod progress;

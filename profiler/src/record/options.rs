@@ -30,6 +30,10 @@ pub struct RecordOptions {
     pub unavailable: Vec<String>,
     /// Whether resolver functions are probed and DNS messages kept.
     pub dns: bool,
+    /// Whether GPU times are wanted.
+    pub cuda: bool,
+    /// Whether the agent may be loaded into targets, without which there are no GPU times.
+    pub inject: bool,
     /// Racks, kept in the trace.
     pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.

@@ -82,4 +82,6 @@ kinds! {
     Loss = 18,
     End = 19,
     Topology = 40,
+    GpuName = 41,
+    GpuActivities = 42,
 }

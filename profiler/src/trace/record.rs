@@ -39,6 +39,8 @@ pub enum Record {
     /// Last record of a recording that ended in order.
     End(End),
     Topology(TopologyFile),
+    GpuName(super::gpu::GpuName),
+    GpuActivities(super::gpu::GpuActivities),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
