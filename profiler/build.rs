@@ -12,10 +12,8 @@ fn main() {
 /// Copies a file of the target folder, or the one that `variable` names, to where `include_bytes!` finds it.
 fn embed(variable: &str, default: &str, name: &str) {
     println!("cargo::rerun-if-env-changed={variable}");
-    let file = env::var_os(variable).map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target").join(default),
-        PathBuf::from,
-    );
+    let file = env::var_os(variable)
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target").join(default), PathBuf::from);
     println!("cargo::rerun-if-changed={}", file.display());
     let bytes = fs::read(&file).unwrap_or_default();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

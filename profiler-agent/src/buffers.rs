@@ -68,7 +68,13 @@ fn give_back(buffer: *mut u8) {
 }
 
 /// CUPTI hands a buffer back.
-pub unsafe extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _size: usize, valid: usize) {
+pub unsafe extern "C" fn completed(
+    context: *mut c_void,
+    stream: u32,
+    buffer: *mut u8,
+    _size: usize,
+    valid: usize,
+) {
     let begun = work::now_ns();
     if let (Some(ring), Some(cupti)) = (ring::get(), cupti::get()) {
         if !buffer.is_null() && valid > 0 {

@@ -146,12 +146,8 @@ impl Ring {
                 self.add_dropped(1);
                 return;
             }
-            match head.compare_exchange_weak(
-                turn,
-                turn.wrapping_add(1),
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
+            match head.compare_exchange_weak(turn, turn.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => break,
                 Err(now) => turn = now,
             }

@@ -126,14 +126,14 @@ fn functions(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> BTreeMap<String, u6
     let mut found = BTreeMap::new();
     for holder in HOLDERS {
         let pieces: Vec<&Mapping> = maps.iter().filter(|mapping| is_holder(mapping, holder)).collect();
-        let Some(file) = pieces.first().and_then(|mapping| maps::open(root, pid, mapping).ok()) else { continue };
+        let Some(file) = pieces.first().and_then(|mapping| maps::open(root, pid, mapping).ok()) else {
+            continue;
+        };
         let Ok(image) = read_image(&file, &WANTED) else { continue };
         for (name, offset) in image.functions {
             let piece = pieces.iter().find(|mapping| {
                 let len = mapping.end - mapping.start;
-                mapping.perms.execute
-                    && offset >= mapping.file_offset
-                    && offset - mapping.file_offset < len
+                mapping.perms.execute && offset >= mapping.file_offset && offset - mapping.file_offset < len
             });
             if let Some(piece) = piece {
                 found.entry(name).or_insert(piece.start + (offset - piece.file_offset));
@@ -160,7 +160,8 @@ fn cupti(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> Option<PathBuf> {
         folders.push(folder.join("../extras/CUPTI/lib64"));
         folders.push(folder.join("../../../extras/CUPTI/lib64"));
     }
-    for folder in ["/usr/local/cuda/extras/CUPTI/lib64", "/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu"] {
+    for folder in ["/usr/local/cuda/extras/CUPTI/lib64", "/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu"]
+    {
         folders.push(PathBuf::from(folder));
     }
     let names: Vec<String> = match major {

@@ -28,7 +28,9 @@ pub enum AgentError {
         "no libcupti for process {pid}: install the wheel nvidia-cuda-cupti of its CUDA version, or the toolkit's"
     )]
     NoCupti { pid: u32 },
-    #[error("no thread of process {pid} was at a place where it can be stopped without harm, in {tries} looks")]
+    #[error(
+        "no thread of process {pid} was at a place where it can be stopped without harm, in {tries} looks"
+    )]
     NoSafePoint { pid: u32, tries: u32 },
     #[error("thread {tid} cannot be stopped: {errno}")]
     Stop { tid: u32, errno: Errno },

@@ -24,7 +24,8 @@ const ENTRY: &str = "stallscope_start";
 /// How often the agent is told that the recorder lives.
 const BEAT: Duration = Duration::from_millis(100);
 /// The agent of a recording that just ended may be on its way out still.
-const AGAIN: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(700)];
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(700)];
 
 /// An agent at work. It leaves when this is dropped, or a second later when the recorder dies.
 #[derive(Debug)]

@@ -122,7 +122,11 @@ impl<'a> Remote<'a> {
         }
         let result = self.tracee.registers()?.rax as i64;
         if (-4095..0).contains(&result) {
-            return Err(AgentError::Call { what, pid: self.place.pid, errno: Errno::from_raw(-result as i32) });
+            return Err(AgentError::Call {
+                what,
+                pid: self.place.pid,
+                errno: Errno::from_raw(-result as i32),
+            });
         }
         Ok(result as u64)
     }
@@ -198,7 +202,8 @@ impl<'a> Remote<'a> {
         let mut words = text.split_ascii_whitespace();
         let call: Option<i64> = words.next().and_then(|word| word.parse().ok());
         let address = words.next().and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-        let is_lock = |address| self.place.loader.iter().any(|(start, end)| (*start..*end).contains(&address));
+        let is_lock =
+            |address| self.place.loader.iter().any(|(start, end)| (*start..*end).contains(&address));
         call == Some(libc::SYS_futex) && address.is_some_and(is_lock)
     }
 

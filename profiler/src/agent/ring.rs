@@ -188,9 +188,8 @@ mod tests {
     }
 
     fn slot(ring: &Ring, number: u64, kind: u16, start_ns: u64, end_ns: u64) {
-        let at = |offset: usize| {
-            CONTROL + NAMES + (number as usize & (SLOTS - 1)) * size_of::<Slot>() + offset
-        };
+        let at =
+            |offset: usize| CONTROL + NAMES + (number as usize & (SLOTS - 1)) * size_of::<Slot>() + offset;
         ring.put(at(offset_of!(Slot, kind)), &kind.to_ne_bytes()).unwrap();
         ring.put(at(offset_of!(Slot, start_ns)), &start_ns.to_ne_bytes()).unwrap();
         ring.put(at(offset_of!(Slot, end_ns)), &end_ns.to_ne_bytes()).unwrap();

@@ -24,8 +24,18 @@ const FUTEX_WAIT_BITSET: u64 = 9;
 const LOADER: [&str; 8] =
     ["dl_iterate_phdr", "dlopen", "dlclose", "dlsym", "dlvsym", "dladdr", "pthread_create", "fork"];
 const ALLOCATOR: [&str; 12] = [
-    "malloc", "free", "calloc", "realloc", "memalign", "sysmalloc", "arena_get", "munmap_chunk", "mallopt", "brk",
-    "trim", "tcache",
+    "malloc",
+    "free",
+    "calloc",
+    "realloc",
+    "memalign",
+    "sysmalloc",
+    "arena_get",
+    "munmap_chunk",
+    "mallopt",
+    "brk",
+    "trim",
+    "tcache",
 ];
 
 /// Where a blocked thread waits.

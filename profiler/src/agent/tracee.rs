@@ -53,8 +53,17 @@ impl Tracee {
             .map_err(|errno| AgentError::Stop { tid, errno })?;
         // SAFETY: plain integers.
         let regs = unsafe { std::mem::zeroed() };
-        let mut tracee =
-            Tracee { pid, tid, regs, xstate: Vec::new(), mask: 0, held: Vec::new(), at_event: false, gone: false, since };
+        let mut tracee = Tracee {
+            pid,
+            tid,
+            regs,
+            xstate: Vec::new(),
+            mask: 0,
+            held: Vec::new(),
+            at_event: false,
+            gone: false,
+            since,
+        };
         // From here on the thread is let go whatever happens: by `drop`, which needs what is read here.
         let kept = tracee.keep();
         if let Err(error) = kept {
@@ -144,7 +153,8 @@ impl Tracee {
         loop {
             let mut status = 0;
             // SAFETY: `status` is written while the call lasts.
-            let got = unsafe { libc::waitpid(self.tid as i32, &raw mut status, libc::__WALL | libc::WNOHANG) };
+            let got =
+                unsafe { libc::waitpid(self.tid as i32, &raw mut status, libc::__WALL | libc::WNOHANG) };
             if got < 0 && Errno::last() == Errno::EINTR {
                 continue;
             }

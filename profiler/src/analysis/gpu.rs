@@ -31,7 +31,8 @@ pub fn collective_rows(model: &Model) -> Vec<CollectiveRow> {
             let name = gpu.name(id)?;
             let nccl = name.nccl.clone()?;
             let rank = ranks.iter().find(|row| row.pid == pid);
-            let beside = union(of_process(gpu, pid, device).filter(|one| gpu.class(one) == GpuClass::Compute));
+            let beside =
+                union(of_process(gpu, pid, device).filter(|one| gpu.class(one) == GpuClass::Compute));
             Some(CollectiveRow {
                 op: nccl.op,
                 rank: rank.and_then(|row| row.rank),
@@ -206,7 +207,10 @@ mod tests {
         let rows = collective_rows(&model);
         assert_eq!(rows.len(), 1);
         let row = &rows[0];
-        assert_eq!((row.op.as_str(), row.count, row.kernel.sum_ns, row.exposed_ns), ("AllReduce", 2, 300, 200));
+        assert_eq!(
+            (row.op.as_str(), row.count, row.kernel.sum_ns, row.exposed_ns),
+            ("AllReduce", 2, 300, 200)
+        );
         assert_eq!((row.launch_queue.count, row.launch_queue.max_ns), (1, 50));
         assert_eq!((row.gap.count, row.gap.max_ns), (1, 200));
         assert_eq!(row.evidence, "measured.gpu");
@@ -219,8 +223,10 @@ mod tests {
     fn causes_of_the_gpu_are_of_its_own_domain() {
         let copy = GpuWhat::Copy { kind: 1, bytes: 4096 };
         let model = model(&[(7, copy, 1000, 1030, Some(5)), (8, NCCL, 1100, 1300, None)]);
-        let rows: Vec<_> =
-            cause_rows(&model).into_iter().map(|row| (row.cause, row.domain, row.count, row.stalled_ns)).collect();
+        let rows: Vec<_> = cause_rows(&model)
+            .into_iter()
+            .map(|row| (row.cause, row.domain, row.count, row.stalled_ns))
+            .collect();
         assert_eq!(
             rows,
             [

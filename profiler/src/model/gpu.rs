@@ -126,7 +126,8 @@ impl NcclKernel {
         for word in [&self.reduction, &self.data_type].into_iter().flatten() {
             text = format!("{text} {word}");
         }
-        let way: Vec<&str> = [&self.algorithm, &self.protocol].into_iter().flatten().map(String::as_str).collect();
+        let way: Vec<&str> =
+            [&self.algorithm, &self.protocol].into_iter().flatten().map(String::as_str).collect();
         if way.is_empty() { text } else { format!("{text} {}", way.join("_")) }
     }
 }
@@ -136,9 +137,7 @@ pub fn readable(raw: &str) -> String {
     let Some(mangled) = raw.strip_prefix("_Z") else { return raw.to_owned() };
     // The name of an NCCL kernel stands in it as it is; its arguments' types are of no use.
     let digits: String = mangled.chars().take_while(char::is_ascii_digit).collect();
-    if let Some(name) =
-        digits.parse::<usize>().ok().and_then(|len| mangled.get(digits.len()..)?.get(..len))
-    {
+    if let Some(name) = digits.parse::<usize>().ok().and_then(|len| mangled.get(digits.len()..)?.get(..len)) {
         return name.to_owned();
     }
     crate::symbols::demangle_function(raw)

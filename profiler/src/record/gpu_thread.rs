@@ -260,9 +260,7 @@ impl Worker<'_> {
                 continue;
             }
             let what = match activity.kind {
-                Kind::Copy => {
-                    GpuWhat::Copy { kind: u32::from(activity.detail), bytes: activity.bytes }
-                }
+                Kind::Copy => GpuWhat::Copy { kind: u32::from(activity.detail), bytes: activity.bytes },
                 _ => GpuWhat::Kernel(agent.names.get(&activity.name).copied().unwrap_or(0)),
             };
             let row = GpuActivity {
