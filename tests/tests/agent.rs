@@ -14,7 +14,7 @@ const NCCL_NS: u64 = 300_000;
 const NCCL_QUEUE_NS: u64 = 50_000;
 const COPY_NS: u64 = 100_000;
 const ALL_WAITS: &[&str] = &["futex", "poll", "epoll", "sleep", "vector"];
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A folder with the job and its libraries.
 struct Job {

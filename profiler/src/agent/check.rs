@@ -110,7 +110,7 @@ fn tracer(root: &ProcRoot, pid: u32) -> Result<Option<u32>, AgentError> {
 
 fn is_holder(mapping: &Mapping, holder: &str) -> bool {
     let rest = mapping.file_name().strip_prefix(holder);
-    rest.is_some_and(|rest| rest.starts_with(".so.") || (rest.starts_with("-2.") && rest.ends_with(".so")))
+    rest.is_some_and(|rest| rest.starts_with(".so.") || rest.starts_with("-2."))
 }
 
 fn is_loader(mapping: &Mapping) -> bool {

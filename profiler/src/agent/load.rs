@@ -2,6 +2,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -202,7 +204,6 @@ fn open_anew(pid: u32, fd: u64) -> io::Result<File> {
     if !kind.is_file() || kind.is_fifo() {
         return Err(refused());
     }
-    use std::os::fd::AsRawFd as _;
     let again = format!("/proc/self/fd/{}", found.as_raw_fd());
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(again)?;
     let metadata = file.metadata()?;
@@ -215,7 +216,6 @@ fn close(remote: &mut Remote<'_>, fd: u64) {
 
 /// What the entry is handed, as bytes.
 fn start(place: &Place, fd: u64) -> Result<Vec<u8>, AgentError> {
-    use std::os::unix::ffi::OsStrExt as _;
     let mut bytes = Vec::with_capacity(size_of::<Start>());
     bytes.extend(VERSION.to_ne_bytes());
     bytes.extend((fd as i32).to_ne_bytes());

@@ -17,6 +17,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Threads looked at in one round.
 const THREADS: usize = 256;
 
+/// Calls that the kernel makes again by itself, with what is left of their time.
+const RESTARTED: [i64; 8] = [
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+];
 const FUTEX_WAIT: u64 = 0;
 const FUTEX_WAIT_BITSET: u64 = 9;
 
@@ -42,7 +53,8 @@ const ALLOCATOR: [&str; 12] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position {
     call: i64,
-    args: [u64; 2],
+    /// Its second argument: of a futex, what it is to do.
+    operation: u64,
     sp: u64,
     ip: u64,
 }
@@ -88,15 +100,9 @@ pub(super) fn stop(
 
 /// Calls that go on after a stop as if nothing had been.
 fn is_restarted(position: &Position) -> bool {
-    let [first, second] = position.args;
     match position.call {
-        libc::SYS_futex => {
-            let _ = first;
-            matches!(second & 0x7f, FUTEX_WAIT | FUTEX_WAIT_BITSET)
-        }
-        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_nanosleep | libc::SYS_clock_nanosleep => true,
-        libc::SYS_select | libc::SYS_pselect6 | libc::SYS_wait4 | libc::SYS_waitid => true,
-        _ => false,
+        libc::SYS_futex => matches!(position.operation & 0x7f, FUTEX_WAIT | FUTEX_WAIT_BITSET),
+        call => RESTARTED.contains(&call),
     }
 }
 
@@ -122,11 +128,11 @@ fn read_position(root: &ProcRoot, pid: u32, tid: u32) -> Option<Position> {
 /// `number arguments… sp pc`; `None` where the thread is in no system call.
 fn parse_position(text: &str) -> Option<Position> {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
-    let [call, first, second, _, _, _, _, sp, ip] = words.as_slice() else { return None };
+    let [call, _, second, _, _, _, _, sp, ip] = words.as_slice() else { return None };
     let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
     Some(Position {
         call: call.parse().ok().filter(|call| *call >= 0)?,
-        args: [hex(first)?, hex(second)?],
+        operation: hex(second)?,
         sp: hex(sp)?,
         ip: hex(ip)?,
     })
@@ -168,7 +174,7 @@ mod tests {
 
     #[test]
     fn only_calls_that_the_kernel_makes_again_are_interrupted() {
-        let at = |text: &str| parse_position(text).filter(is_restarted).is_some();
+        let at = |text: &str| parse_position(text).as_ref().is_some_and(is_restarted);
         let rest = "0x0 0x0 0x0 0x0 0x7ffc01 0x7f02";
         assert!(at(&format!("202 0x7f10 0x189 {rest}")), "a condition variable");
         assert!(at(&format!("202 0x7f10 0x80 {rest}")));

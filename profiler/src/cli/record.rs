@@ -12,7 +12,7 @@ use super::error::{CliError, RECORDING_FAILED};
 use super::load::{load_analysis, load_topology};
 use super::output::{keep_inputs, write_output};
 use super::report::colours_wanted;
-use crate::record::{ChosenTopology, Narrator, RecordOptions, Recording, TargetChoice, record};
+use crate::record::{ChosenTopology, GpuTimes, Narrator, RecordOptions, Recording, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::text::{TextOptions, write_summary_with};
 use crate::render::unit;
@@ -72,8 +72,11 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
         follow: !args.no_children,
         unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
         dns: asked("dns"),
-        cuda: asked("cuda"),
-        inject: !args.no_inject,
+        gpu: match (asked("cuda"), args.no_inject) {
+            (false, _) => GpuTimes::NotAsked,
+            (true, true) => GpuTimes::NotInjected,
+            (true, false) => GpuTimes::Wanted,
+        },
         // A file, which is read when the rest is known to be right.
         topology: None,
         verbose: args.verbose,

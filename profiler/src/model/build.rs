@@ -111,7 +111,7 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
-            Record::GpuName(name) => self.model.gpu.add_name(name),
+            Record::GpuName(name) => self.model.gpu.add_name(&name),
             Record::GpuActivities(batch) => {
                 if !self.model.gpu.add(&batch) {
                     self.inconsistent += 1;

@@ -25,7 +25,7 @@ pub struct KernelName {
 }
 
 impl Gpu {
-    pub fn add_name(&mut self, name: GpuName) {
+    pub fn add_name(&mut self, name: &GpuName) {
         if self.names.len() < NAMES {
             let text = readable(&name.name);
             let nccl = NcclKernel::parse(&text);

@@ -401,12 +401,11 @@ impl Agent {
             self.launches.remove(&oldest);
         }
         // The runtime's call and the driver's within it have one correlation: the outer one began first.
-        match self.launches.get_mut(&launch.correlation) {
-            Some(known) => *known = (*known).min(launch.start_ns),
-            None => {
-                self.launches.insert(launch.correlation, launch.start_ns);
-                self.launch_order.push_back(launch.correlation);
-            }
+        if let Some(known) = self.launches.get_mut(&launch.correlation) {
+            *known = (*known).min(launch.start_ns);
+        } else {
+            self.launches.insert(launch.correlation, launch.start_ns);
+            self.launch_order.push_back(launch.correlation);
         }
     }
 }

@@ -20,6 +20,6 @@ pub mod symbol_thread;
 mod topology;
 
 pub use error::RecordError;
-pub use options::{RecordOptions, StopReason, TargetChoice};
+pub use options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 pub use session::{Narrator, Recording, record};
 pub use topology::ChosenTopology;

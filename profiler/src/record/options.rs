@@ -30,14 +30,21 @@ pub struct RecordOptions {
     pub unavailable: Vec<String>,
     /// Whether resolver functions are probed and DNS messages kept.
     pub dns: bool,
-    /// Whether GPU times are wanted.
-    pub cuda: bool,
-    /// Whether the agent may be loaded into targets, without which there are no GPU times.
-    pub inject: bool,
+    /// Whether the agent is loaded into CUDA processes, without which there are no GPU times.
+    pub gpu: GpuTimes,
     /// Racks, kept in the trace.
     pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.
     pub verbose: bool,
+}
+
+/// Whether GPU times are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuTimes {
+    Wanted,
+    /// Nothing may be loaded into a target.
+    NotInjected,
+    NotAsked,
 }
 
 /// Why a recording ended.

@@ -14,7 +14,7 @@ use super::command::{HeldCommand, RunningCommand};
 use super::error::RecordError;
 use super::gpu_thread::GpuThread;
 use super::host;
-use super::options::{RecordOptions, StopReason, TargetChoice};
+use super::options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
 use super::python_thread::PythonThread;
 use super::socket_thread::SocketThread;
@@ -85,7 +85,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
     let python = PythonThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "python thread", source })?;
-    let gpu = (options.cuda && options.inject)
+    let gpu = (options.gpu == GpuTimes::Wanted)
         .then(|| GpuThread::start(root.clone()))
         .transpose()
         .map_err(|source| RecordError::Start { what: "gpu thread", source })?;

@@ -138,7 +138,9 @@ mod tests {
             GpuActivity { stream: 8, ..activity(u64::MAX - 9, GpuWhat::Kernel(0), Some(77)) },
         ];
         let mut last = 0;
-        rows.iter().for_each(|row| batch.push(row, &mut last));
+        for row in &rows {
+            batch.push(row, &mut last);
+        }
         assert_eq!(batch.rows().unwrap(), rows);
         assert_eq!(batch.lanes, [(0, 7), (0, 8)]);
     }

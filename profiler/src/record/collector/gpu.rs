@@ -1,8 +1,8 @@
 //! What the agents in CUDA processes tell.
 
 use super::Collector;
-use crate::record::RecordOptions;
 use crate::record::gpu_thread::{GpuThread, coverage};
+use crate::record::options::{GpuTimes, RecordOptions};
 use crate::trace::record::{FamilyState, Record};
 
 impl Collector {
@@ -32,7 +32,11 @@ impl Collector {
 
     /// Lets the agents leave, takes the last of what they told, and says how complete it is.
     pub fn finish_gpus(&mut self, options: &RecordOptions) {
-        let reason = if options.cuda { "not wanted (--no-inject)" } else { "not asked for (--probes)" };
+        let reason = match options.gpu {
+            GpuTimes::NotAsked => "not asked for (--probes)",
+            GpuTimes::NotInjected => "not wanted (--no-inject)",
+            GpuTimes::Wanted => "",
+        };
         let records = match self.gpu.take() {
             Some(gpu) => gpu.finish(),
             None => vec![coverage(FamilyState::Off, reason)],
