@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(args.target.pid, [42]);
         assert_eq!((args.duration, args.output), (None, None));
         assert_eq!(args.min_stall, Duration::from_micros(100));
-        assert_eq!(args.probes, ["dns", "net", "sched"]);
+        assert_eq!(args.probes, ["dns", "net", "sched", "cuda"]);
         assert!(!args.no_children && !args.no_inject && !args.verbose);
     }
 

@@ -201,8 +201,11 @@ mod tests {
     fn families_that_are_not_built_are_off_when_asked_for() {
         assert_eq!(options(&["--pid", "7"]).unavailable, [""; 0]);
         let some = options(&["--pid", "7", "--probes", "net,cuda,verbs"]);
-        assert_eq!(some.unavailable, ["verbs", "cuda"]);
+        assert_eq!(some.unavailable, ["verbs"]);
         assert!(!some.dns);
+        assert_eq!(some.gpu, GpuTimes::Wanted);
+        assert_eq!(options(&["--pid", "7", "--no-inject"]).gpu, GpuTimes::NotInjected);
+        assert_eq!(options(&["--pid", "7", "--probes", "net"]).gpu, GpuTimes::NotAsked);
     }
 
     #[test]
