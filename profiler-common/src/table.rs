@@ -30,6 +30,8 @@ pub struct NonblockingWait {
     pub last_ns: u64,
     /// Time that the thread had waited for a processor then, ever.
     pub run_delay_ns: u64,
+    /// The same at the first look.
+    pub start_run_delay_ns: u64,
     pub tgid: u32,
     /// Looks so far.
     pub polls: u32,
@@ -47,7 +49,7 @@ pub struct NonblockingWait {
 }
 
 const _: () = assert!(size_of::<NonblockingKey>() == 16);
-const _: () = assert!(size_of::<NonblockingWait>() == 144);
+const _: () = assert!(size_of::<NonblockingWait>() == 152);
 
 #[cfg(feature = "user")]
 mod pod {

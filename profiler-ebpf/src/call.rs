@@ -11,6 +11,7 @@ use profiler_common::record::WAIT_SLEPT;
 use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, POLL, RECEIVE, SEND};
 use crate::mem::user_bytes;
 use crate::regs::{Regs, UserRegs};
+use crate::sched::run_delay_ns;
 use crate::socket::AF_UNIX;
 use crate::thread::{self, NO_DEST, NO_SOCK, Thread};
 use crate::user_memory::{Current, UserMemory};
@@ -84,6 +85,7 @@ fn enter(ctx: &BtfTracePointContext) -> Option<()> {
     }
     // SAFETY: no preconditions.
     thread.enter(call, number as u32, regs.args(), unsafe { bpf_ktime_get_ns() });
+    thread.run_delay_ns = run_delay_ns();
     if call == Call::Connect as u32 {
         note_dest(thread);
     }
@@ -152,9 +154,10 @@ fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> 
     let totals = emit::totals(call)?;
     totals.seen += 1;
     thread.restart = if error == ERESTART_RESTARTBLOCK { call } else { 0 };
-    let recorded = fold(thread, id, &Return { regs, ret, error, now_ns })
-        || (lasted_ns < settings::min_stall_ns() && !has_failed(call, error));
-    if recorded {
+    let min_ns = settings::min_stall_ns();
+    // Who asks for every call gets those without a sleep too.
+    let is_no_wait = lasted_ns < min_ns || (min_ns > 0 && thread.stayed_awake());
+    if fold(thread, id, &Return { regs, ret, error, now_ns }) || (is_no_wait && !has_failed(call, error)) {
         totals.below += 1;
         totals.below_ns += lasted_ns;
         return None;
@@ -256,6 +259,7 @@ fn record(thread: &mut Thread, id: u64, back: &Return<'_>) {
     }
     let regs = UserRegs::from(back.regs);
     let user_stack = stack::user(&regs, id);
-    let end = End { now_ns: back.now_ns, ret: back.ret, flags: 0, user_stack, regs };
+    let runq_ns = run_delay_ns().saturating_sub(thread.run_delay_ns);
+    let end = End { now_ns: back.now_ns, ret: back.ret, runq_ns, flags: 0, user_stack, regs };
     wait::emit(thread, tid, &end, Current);
 }

@@ -9,6 +9,7 @@ mod call;
 mod call_class;
 mod dns;
 mod emit;
+mod futex;
 mod life;
 mod maps;
 mod mem;

@@ -42,6 +42,15 @@ pub static CALLS: Array<u16> = Array::with_max_entries(CALL_TABLE, 0);
 #[map]
 pub static RESTARTS: HashMap<u64, u32> = HashMap::with_max_entries(16, 0);
 
+/// Its one place is not 0 when `sleep_switch` runs, so that a wait without a sleep did not sleep.
+#[map]
+static SCHED_SEEN: Array<u32> = Array::with_max_entries(1, 0);
+
+#[inline(always)]
+pub fn are_sleeps_seen() -> bool {
+    SCHED_SEEN.get(0).is_some_and(|seen| *seen != 0)
+}
+
 /// Threads of the targets that were seen in a watched call, by id.
 #[map]
 pub static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(16384, 0);

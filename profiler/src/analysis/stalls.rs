@@ -66,6 +66,10 @@ pub fn stalls(
             Cause::TcpRetransmit if piece.interest == Interest::Write => "send".to_owned(),
             Cause::TcpRetransmit => "recv".to_owned(),
             Cause::Lock if model.python.gil.contains(&wait.user_stack) => "GIL".to_owned(),
+            Cause::Lock => match model.thread_names.get(&wait.owner) {
+                Some(name) => format!("held by {name}"),
+                None => format!("held by thread {}", wait.owner),
+            },
             _ => String::new(),
         };
         stalls.push(Stall {

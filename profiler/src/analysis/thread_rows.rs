@@ -9,10 +9,10 @@ use crate::model::cause::Cause;
 use crate::model::thread::ThreadTrack;
 use crate::model::wait::{Awaited, WaitSpan};
 
-/// One row a thread. Its parts add up to `wall_ns`: stalled and idle time are measured exactly; CPU times
+/// One row a thread. Its parts add up to `wall_ns`: stalled and idle time are what it slept in its waits; CPU times
 /// come from the kernel's own account, with what the thread span in a busy wait taken out of `running_ns`;
-/// `other_ns` is the rest. Where the kernel's account overlaps the waits by more than the rest, `running_ns`
-/// gives way, then `runnable_ns`.
+/// `other_ns` is the rest: sleep outside of the watched calls, or shorter than what is recorded. Where the kernel's
+/// account overlaps the waits by more than the rest (no scheduler probes), `running_ns` gives way, then `runnable_ns`.
 pub fn thread_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<ThreadRow> {
     model
         .threads

@@ -21,6 +21,8 @@ pub const DUPLICATE: &str = "duplicate_records";
 /// Time of all threads together. A week of ten thousand threads is less; more is damage or a forgery.
 const TOTAL_MAX_NS: u64 = i64::MAX as u64;
 
+const EBUSY: u32 = libc::EBUSY.cast_unsigned();
+
 /// No recorder has as many probe families.
 const FAMILIES_MAX: usize = 256;
 
@@ -30,6 +32,8 @@ struct Builder {
     threads: Vec<Track>,
     thread_ids: HashMap<(u32, u32), usize>,
     calls: BTreeMap<Call, CallCount>,
+    /// Threads by process and id in their own PID namespace.
+    ns_tids: HashMap<(u32, u32), u32>,
     python: Vec<PythonStack>,
     seen_environment: HashSet<(String, String, u32)>,
     window: Option<Window>,
@@ -171,6 +175,9 @@ impl Builder {
     }
 
     fn thread(&mut self, thread: Thread) {
+        if thread.ns_tid != 0 {
+            self.ns_tids.insert((thread.pid, thread.ns_tid), thread.tid);
+        }
         let track = self.track(thread.pid, thread.tid);
         track.seen_ns = Some(track.seen_ns.map_or(thread.seen_ns, |known| known.min(thread.seen_ns)));
         self.model.thread_names.insert(thread.tid, thread.name);
@@ -262,6 +269,7 @@ impl Builder {
 
     fn finish(mut self) -> Model {
         let window = self.bounded_window();
+        self.resolve_owners();
         let mut model = self.model;
         model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
@@ -283,6 +291,21 @@ impl Builder {
         add_loss(&mut model.losses, INCONSISTENT, self.inconsistent, true);
         add_loss(&mut model.losses, DUPLICATE, self.duplicate, false);
         model
+    }
+
+    /// Turns the owners of locks into threads as the host sees them; an id that is no other thread of the same process
+    /// was read from something that is no lock.
+    fn resolve_owners(&mut self) {
+        for track in &mut self.threads {
+            let (pid, tid) = (track.pid, track.tid);
+            for wait in track.waits.iter_mut().filter(|wait| wait.owner != 0) {
+                let as_host = || self.thread_ids.contains_key(&(pid, wait.owner)).then_some(wait.owner);
+                let known = self.ns_tids.get(&(pid, wait.owner)).copied().or_else(as_host);
+                // musl puts EBUSY where other locks have an id.
+                let is_told = wait.owner != EBUSY && known != Some(tid);
+                wait.owner = known.filter(|_| is_told).unwrap_or(0);
+            }
+        }
     }
 
     /// No longer than [`TOTAL_MAX_NS`] for all threads together: what is left of impossible times can be

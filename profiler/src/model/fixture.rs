@@ -9,7 +9,7 @@ use crate::analysis::report::{CauseRow, TraceState};
 use crate::analysis::{Analysis, AnalysisOptions, analyse};
 use crate::model::cause::Cause;
 use crate::trace::record::{
-    Direction, DnsMessage, Ends, Handshake, Life, LifeEvent, Process, Record, Retransmit, Socket,
+    Direction, DnsMessage, Ends, Handshake, Life, LifeEvent, Process, Record, Retransmit, Sched, Socket,
     SocketSample, Thread, ThreadTime, Wait, WaitFlags, Window,
 };
 
@@ -152,6 +152,17 @@ pub fn wait(call: Call, start_ns: u64, end_ns: u64, sockets: Vec<Socket>) -> Wai
         api: Api::None,
         api_start_ns: 0,
         sockets,
+        sched: Sched::default(),
+    }
+}
+
+/// A wait whose thread slept in this interval and was on a processor, or waited for one, in the rest.
+pub fn slept(start_ns: u64, end_ns: u64, wait: Wait) -> Wait {
+    Wait {
+        flags: WaitFlags { timed: true, slept: true, ..wait.flags },
+        off_cpu_ns: end_ns - start_ns,
+        sched: Sched { sleep_ns: start_ns, wake_ns: end_ns, ..wait.sched },
+        ..wait
     }
 }
 

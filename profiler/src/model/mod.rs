@@ -9,6 +9,7 @@ use crate::trace::record::{
     SocketSample, Stack, TopologyFile, Window,
 };
 
+pub mod asleep;
 pub mod build;
 pub mod cause;
 pub mod dns;

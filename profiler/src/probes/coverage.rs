@@ -30,6 +30,13 @@ impl Families {
     pub(super) fn rows(&self) -> Vec<Coverage> {
         let mut rows: Vec<Coverage> = FAMILIES.iter().map(|family| self.row(family)).collect();
         rows.push(Coverage {
+            family: "lock".to_owned(),
+            state: FamilyState::Partial,
+            reason: "holders are known of glibc's pthread mutexes and of those that inherit priority; a wait for another \
+                     lock (Rust, Go, musl, inside of libc) is an other wait"
+                .to_owned(),
+        });
+        rows.push(Coverage {
             family: "io_uring".to_owned(),
             state: FamilyState::Partial,
             reason: "waits in io_uring_enter are seen, the sockets behind its requests are not".to_owned(),

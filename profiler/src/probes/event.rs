@@ -1,6 +1,6 @@
 //! What the probes hand to the recorder: trace records, and raw stacks that still need names.
 
-use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, Wait};
+use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
 /// User-mode registers that an unwinder starts from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub enum Event {
     Handshake(Handshake),
     Retransmit(Retransmit),
     Life(Life),
+    /// Of a thread that ends.
+    ThreadTime(ThreadTime),
     Stack(RawStack),
 }
 
@@ -55,6 +57,7 @@ impl Event {
             Event::Handshake(handshake) => Some(handshake.start_ns),
             Event::Retransmit(retransmit) => Some(retransmit.time_ns),
             Event::Life(life) => Some(life.time_ns),
+            Event::ThreadTime(time) => Some(time.time_ns),
             Event::Stack(_) => None,
         }
     }

@@ -37,6 +37,7 @@ pub(super) const PROGRAMS: &[(&str, Hook, &str)] = &[
     ("life_exec", Hook::Tracepoint("sched_process_exec"), "children"),
     ("life_exit", Hook::Tracepoint("sched_process_exit"), "children"),
     ("sleep_switch", Hook::Tracepoint("sched_switch"), "sched"),
+    ("sleep_wakeup", Hook::Tracepoint("sched_wakeup"), "sched"),
     ("handshake_state", Hook::Tracepoint("inet_sock_set_state"), "tcp"),
     ("retransmit_skb", Hook::Tracepoint("tcp_retransmit_skb"), "tcp"),
     ("call_exit", Hook::Tracepoint("sys_exit"), "net"),
@@ -84,6 +85,9 @@ pub(super) fn load(options: &ProbeOptions, settings: &Settings) -> Result<Loaded
         if let Err(reason) = start(&mut ebpf, name, *hook, &btf) {
             log::debug!("{name} does not run: {reason}");
             failed.insert(*name, reason);
+        } else if *name == "sleep_switch" {
+            // Before the system calls' programs run, which rely on it.
+            say_that_sleeps_are_seen(&mut ebpf)?;
         }
     }
     for name in ["call_enter", "call_exit"] {
@@ -130,6 +134,12 @@ fn fill_calls(ebpf: &mut Ebpf) -> Result<(), ProbeError> {
         table.set(number, call, 0).map_err(load_error)?;
     }
     Ok(())
+}
+
+fn say_that_sleeps_are_seen(ebpf: &mut Ebpf) -> Result<(), ProbeError> {
+    let map = ebpf.map_mut("SCHED_SEEN").ok_or(ProbeError::Missing { name: "SCHED_SEEN" })?;
+    let mut seen: Array<&mut MapData, u32> = map.try_into().map_err(load_error)?;
+    seen.set(0, 1, 0).map_err(load_error)
 }
 
 fn load_error(error: aya::maps::MapError) -> ProbeError {

@@ -191,6 +191,7 @@ impl Collector {
                 self.totals.events += 1;
                 self.write(Record::Retransmit(retransmit));
             }
+            Event::ThreadTime(time) => self.write(Record::ThreadTime(time)),
             Event::Life(life) => {
                 if life.event == LifeEvent::Exec {
                     self.symbols.exec(life.pid);

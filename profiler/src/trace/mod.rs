@@ -10,6 +10,7 @@ pub mod ids;
 pub mod kind;
 pub mod reader;
 pub mod record;
+mod sched_columns;
 mod window;
 pub mod writer;
 

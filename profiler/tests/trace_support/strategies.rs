@@ -9,8 +9,8 @@ use stallscope::trace::TraceWriter;
 use stallscope::trace::kind::Kind;
 use stallscope::trace::record::{
     ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
-    Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Socket,
-    SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
+    Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Sched,
+    Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
 };
 
 use profiler_common::{Api, Call};
@@ -54,13 +54,8 @@ fn socket() -> impl Strategy<Value = Socket> {
 }
 
 fn flags() -> impl Strategy<Value = WaitFlags> {
-    any::<[bool; 6]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused, set_cut]| WaitFlags {
-        began_earlier,
-        in_flight,
-        nonblocking,
-        slept,
-        paused,
-        set_cut,
+    any::<[bool; 7]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused, set_cut, timed]| {
+        WaitFlags { began_earlier, in_flight, nonblocking, slept, paused, set_cut, timed }
     })
 }
 
@@ -69,10 +64,16 @@ fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..3_u64, 0..1_000_000_000_u64, Just(u64::MAX), any::<u64>()]
 }
 
+fn sched() -> impl Strategy<Value = Sched> {
+    let times = prop_oneof![Just((0, 0, 0, 0)), (number(), number(), number(), any::<u32>())];
+    times.prop_map(|(sleep_ns, wake_ns, runq_ns, owner)| Sched { sleep_ns, wake_ns, runq_ns, owner })
+}
+
 fn wait() -> impl Strategy<Value = Wait> {
     let head = (number(), number(), any::<u32>(), any::<u32>(), call(), flags(), any::<i32>());
     let tail = (any::<u16>(), any::<u32>(), any::<i64>(), any::<i32>(), number(), number(), number());
-    (head, tail, api(), number(), vec(socket(), 0..4)).prop_map(|(head, tail, api, api_start_ns, sockets)| {
+    let rest = (number(), vec(socket(), 0..4), sched());
+    (head, tail, api(), rest).prop_map(|(head, tail, api, (api_start_ns, sockets, sched))| {
         let (start_ns, end_ns, pid, tid, call, flags, fd) = head;
         let (set_size, polls, ret, arg, off_cpu_ns, user_stack, kernel_stack) = tail;
         Wait {
@@ -93,6 +94,7 @@ fn wait() -> impl Strategy<Value = Wait> {
             api,
             api_start_ns,
             sockets,
+            sched,
         }
     })
 }
