@@ -131,6 +131,9 @@ fn take_in(ring: &Ring, raw: Raw) {
             correlation: raw.u32(44),
             tid: 0,
         },
+        // What was called before the other functions were turned off comes too.
+        RUNTIME if !cupti::RUNTIME_LAUNCHES.contains(&raw.u32(4)) => return,
+        DRIVER if !cupti::DRIVER_LAUNCHES.contains(&raw.u32(4)) => return,
         RUNTIME | DRIVER => Activity {
             kind: Kind::Launch,
             detail: raw.u32(0) as u16,

@@ -28,6 +28,9 @@ pub const RUNTIME_LAUNCHES: [u32; 11] = [211, 214, 269, 270, 311, 312, 430, 431,
 /// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuGraphLaunch`, `cuLaunchKernelEx` and their `_ptsz`.
 pub const DRIVER_LAUNCHES: [u32; 8] = [307, 442, 477, 478, 514, 515, 652, 653];
 
+/// Functions of either interface are numbered below this.
+pub const FUNCTIONS: u32 = 1024;
+
 type Plain = unsafe extern "C" fn(u32) -> u32;
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 type Requested = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);

@@ -181,6 +181,14 @@ fn turn_on(cupti: &Cupti, ring: &Ring) -> Result<(), (Step, u32)> {
     unsafe {
         check(Step::Clock, (cupti.clock)(timestamp))?;
         check(Step::Buffers, (cupti.buffers)(buffers::requested, buffers::completed))?;
+        // The kinds as a whole first, then all functions off, then those that launch on: without its kind a function's
+        // switch does nothing.
+        let runtime = (cupti.enable)(cupti::RUNTIME) == SUCCESS;
+        let kinds = ((cupti.enable)(cupti::DRIVER) == SUCCESS) | runtime;
+        for cbid in 1..cupti::FUNCTIONS {
+            (cupti.enable_runtime)(cbid, 0);
+            (cupti.enable_driver)(cbid, 0);
+        }
         let mut launches = 0;
         for cbid in cupti::RUNTIME_LAUNCHES {
             launches += u32::from((cupti.enable_runtime)(cbid, 1) == SUCCESS);
@@ -188,7 +196,7 @@ fn turn_on(cupti: &Cupti, ring: &Ring) -> Result<(), (Step, u32)> {
         for cbid in cupti::DRIVER_LAUNCHES {
             launches += u32::from((cupti.enable_driver)(cbid, 1) == SUCCESS);
         }
-        if launches == 0 {
+        if launches == 0 || !kinds {
             ring.tell_no_launches();
         }
         check(Step::Kernels, (cupti.enable)(cupti::CONCURRENT_KERNEL))?;
@@ -218,6 +226,8 @@ fn leave(cupti: &Cupti, subscriber: *mut c_void, version: u32) -> State {
     unsafe {
         (cupti.disable)(cupti::CONCURRENT_KERNEL);
         (cupti.disable)(cupti::MEMCPY);
+        (cupti.disable)(cupti::RUNTIME);
+        (cupti.disable)(cupti::DRIVER);
         for cbid in cupti::RUNTIME_LAUNCHES {
             (cupti.enable_runtime)(cbid, 0);
         }

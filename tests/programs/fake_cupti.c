@@ -18,14 +18,14 @@ static callback_t callback;
 static uint64_t (*stamp)(void);
 static requested_t requested;
 static completed_t completed;
-static int kernels, copies, launches, api_callbacks;
+static int kernels, copies, runtime, launches, api_callbacks; // a launch is told where its kind and itself are on
 static long finalized, correlation, dropped;
 static struct buffer { uint8_t *at; size_t size, used; } full[64], open_buffer;
 static int full_count;
 
 static int mode_is(const char *name) { const char *mode = getenv("FAKE_CUPTI"); return mode && !strcmp(mode, name); }
 long fake_finalized(void) { return finalized; }
-long fake_active(void) { return kernels || copies || launches || callback; }
+long fake_active(void) { return kernels || copies || runtime || callback; }
 
 static uint64_t now(void) {
     struct timespec t;
@@ -69,7 +69,7 @@ void fake_run(const char *name, uint64_t bytes, uint32_t stream, uint64_t queue,
         put64(at, 16, begun + queue); put64(at, 24, begun + queue + duration);
         put32(at, 40, stream); put32(at, 44, id);
     }
-    if (launches && (at = room(40))) { // after what it launched: it is on its way still
+    if (runtime && launches && (at = room(40))) { // after what it launched: it is on its way still
         put32(at, 0, RUNTIME); put32(at, 4, LAUNCH); put64(at, 8, begun); put64(at, 16, begun + 1000);
         put32(at, 32, id);
     }
@@ -103,6 +103,7 @@ uint32_t cuptiActivityRegisterCallbacks(requested_t first, completed_t second) {
 static uint32_t turn(uint32_t kind, int on) {
     if (kind == KERNEL) kernels = on;
     if (kind == MEMCPY) copies = on;
+    if (kind == RUNTIME) runtime = launches = on;
     return 0;
 }
 uint32_t cuptiActivityEnable(uint32_t kind) { return turn(kind, 1); }
@@ -135,7 +136,7 @@ uint32_t cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_
 }
 uint32_t cuptiFinalize(void) {
     pthread_mutex_lock(&lock);
-    callback = 0; stamp = 0; kernels = copies = launches = api_callbacks = 0;
+    callback = 0; stamp = 0; kernels = copies = runtime = launches = api_callbacks = 0;
     open_buffer.at = 0; full_count = 0; finalized++;
     pthread_mutex_unlock(&lock);
     return 0;

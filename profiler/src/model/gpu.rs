@@ -1,5 +1,6 @@
 //! What ran on GPUs.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::thread::Interval;
@@ -63,6 +64,15 @@ impl Gpu {
             GpuWhat::Kernel(id) => self.name(id).map_or("[unknown kernel]", |name| &name.text),
             GpuWhat::Copy { kind, .. } => copy_name(kind),
         }
+    }
+
+    /// The same, of NCCL's kernels in few words: `AllReduce Sum f32 RING_LL`.
+    pub fn short_label(&self, activity: &GpuActivity) -> Cow<'_, str> {
+        let nccl = match activity.what {
+            GpuWhat::Kernel(id) => self.name(id).and_then(|name| name.nccl.as_ref()),
+            GpuWhat::Copy { .. } => None,
+        };
+        nccl.map_or_else(|| Cow::Borrowed(self.label(activity)), |nccl| Cow::Owned(nccl.label()))
     }
 
     pub fn class(&self, activity: &GpuActivity) -> GpuClass {

@@ -355,7 +355,11 @@ impl Worker<'_> {
             self.account(&agent);
         }
         for (what, count) in std::mem::take(&mut self.losses) {
-            self.tell(Record::Loss(Loss { what: what.into(), count, events: what != "gpu_names" }));
+            self.tell(Record::Loss(Loss {
+                what: what.into(),
+                count,
+                events: !matches!(what, "gpu_names" | "gpu_unfinished"),
+            }));
         }
         let state = match (self.ran, self.failures.is_empty()) {
             (0, _) => FamilyState::Off,
