@@ -6,6 +6,7 @@
 
 #![no_std]
 
+pub mod agent;
 pub mod call;
 pub mod config;
 pub mod counter;

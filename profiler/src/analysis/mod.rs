@@ -18,6 +18,7 @@ pub mod dns;
 pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
+pub mod gpu;
 pub mod hops;
 pub mod late;
 mod on_cpu;
@@ -57,6 +58,8 @@ pub struct Analysis {
     pub threads: HashMap<u32, String>,
     /// Queue pairs and where their time went.
     pub queues: queues::Queues,
+    /// What ran on GPUs.
+    pub gpu: crate::model::gpu::Gpu,
     /// Where the peers are.
     pub places: places::Places,
 }
@@ -105,10 +108,13 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         queues: queues.rows(),
         counters: queues::counters::rows(&model.rdma.counters),
         clock: sections::clock(),
+        collectives: gpu::collective_rows(&model),
+        gpus: gpu::gpu_rows(&model),
         ..Report::default()
     };
     report.causes.extend(queues.causes());
     report.coverage.unmatched_completions = queues.unmatched;
+    report.causes.extend(gpu::cause_rows(&model));
     report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
@@ -136,6 +142,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         stalls,
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
+        gpu: model.gpu,
         threads: model.thread_names,
         queues,
         places,

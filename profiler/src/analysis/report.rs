@@ -42,8 +42,10 @@ pub struct Report {
     pub hops: Vec<HopRow>,
     /// Queue pairs of RDMA adapters.
     pub queues: Vec<super::queues::QueueRow>,
-    /// Filled by the NCCL layer.
-    pub collectives: Vec<serde_json::Value>,
+    pub collectives: Vec<CollectiveRow>,
+    /// Time on GPUs (an addition to the contract); absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuRow>,
     /// Filled by the NCCL layer.
     pub init: Vec<serde_json::Value>,
     /// Filled by the NCCL layer; null without steps.
@@ -317,6 +319,57 @@ pub struct HopRow {
     pub retransmits: u64,
     pub bytes: u64,
     pub share_of_bytes: f64,
+}
+
+/// Kernels of one name and process. All times are those of the GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectiveRow {
+    /// Null until the NCCL layer gives it, as are all that are `None` here.
+    pub comm: Option<String>,
+    /// `AllReduce` …
+    pub op: String,
+    /// Of the process, as its launcher's variables say.
+    pub rank: Option<u32>,
+    pub nranks: Option<u32>,
+    pub count: u64,
+    pub bytes: Option<u64>,
+    pub kernel: Distribution,
+    /// From the beginning of the launching call to the kernel's start, of those whose launch was seen.
+    pub launch_queue: Distribution,
+    pub peer_late_ns: Option<u64>,
+    pub network_ns: Option<u64>,
+    pub cross_rack_hops: Option<u64>,
+    pub evidence: String,
+    /// Between one of these kernels and the next on its stream (an addition to the contract).
+    pub gap: Distribution,
+    /// `f32` … (this and what follows are additions to the contract).
+    pub data_type: Option<String>,
+    /// `Sum` …
+    pub reduction: Option<String>,
+    pub algorithm: Option<String>,
+    pub protocol: Option<String>,
+    pub kernel_name: String,
+    pub pid: u32,
+    pub device: u32,
+    /// While no other kernel of the process ran on that device.
+    pub exposed_ns: u64,
+}
+
+/// What one process had a GPU do. Times are unions of intervals.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuRow {
+    pub pid: u32,
+    /// As the process numbers its devices.
+    pub device: u32,
+    pub kernels: u64,
+    pub copies: u64,
+    pub copied_bytes: u64,
+    pub busy_ns: u64,
+    pub compute_ns: u64,
+    pub nccl_ns: u64,
+    /// NCCL kernels with no compute kernel of the process beside them.
+    pub nccl_exposed_ns: u64,
+    pub copy_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

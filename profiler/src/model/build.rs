@@ -121,6 +121,12 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::GpuName(name) => self.model.gpu.add_name(&name),
+            Record::GpuActivities(batch) => {
+                if !self.model.gpu.add(&batch) {
+                    self.inconsistent += 1;
+                }
+            }
             Record::Topology(file) => self.model.topology = Some(file),
             Record::QueuePair(pair) => self.model.rdma.queue_pairs.push(pair),
             Record::RdmaPost(post) => {
@@ -303,6 +309,7 @@ impl Builder {
         model.window = window;
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
+        model.gpu.clip(whole);
         for track in self.threads {
             let (track, duplicates) = track.finish(whole);
             self.duplicate += duplicates;

@@ -1,10 +1,12 @@
 //! Takes what the probes and the helper threads found, and writes it to the trace.
 
 mod coverage;
+mod gpu;
 mod verbs;
 
 use profiler_common::Call;
 
+use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
 use super::progress::Totals;
@@ -52,6 +54,7 @@ pub struct Collector {
     symbols: SymbolThread,
     sockets: SocketThread,
     python: Python,
+    gpu: Option<GpuThread>,
     resolvers: ResolverLibraries,
     /// Held open: the probes sit on these files.
     libraries: Vec<ResolverLibrary>,
@@ -94,6 +97,7 @@ impl Collector {
                 processes: 0,
                 failures: Reasons::default(),
             },
+            gpu: None,
             libraries: Vec::new(),
             failed_libraries: Reasons::default(),
             due: Vec::new(),
@@ -235,6 +239,7 @@ impl Collector {
             self.symbols.enter(pid);
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
+            self.enter_gpu(pid);
             self.find_libraries(pid, probes);
             self.find_verbs(pid, probes);
             if self.environments < ENVIRONMENTS {
@@ -248,12 +253,14 @@ impl Collector {
         for pid in change.executed {
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
+            self.enter_gpu(pid);
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
         }
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
             self.verbs.leave(pid);
+            self.leave_gpu(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
     }
@@ -332,6 +339,7 @@ impl Collector {
         self.take_named(named);
         let found: Vec<Found> = self.sockets.take().collect();
         self.take_found(found);
+        self.take_gpu();
     }
 
     fn take_named(&mut self, named: Vec<Named>) {

@@ -1,6 +1,7 @@
 //! What a report says, apart from how it looks: tables and notes for text and HTML.
 
 mod finding;
+mod gpu;
 mod net;
 mod note_rows;
 mod queue;
@@ -12,6 +13,7 @@ use crate::render::name::escape_controls;
 use crate::render::table::Table;
 
 pub(super) use finding::{FindingText, findings, severity};
+pub(super) use gpu::worst_kernel;
 pub(super) use note_rows::{coverage, environment, header};
 pub(super) use stall::{WorstStall, worst_stalls};
 
@@ -21,6 +23,7 @@ pub(super) fn tables(analysis: &Analysis) -> Vec<Table> {
     let mut tables = vec![
         stall::worst_table(analysis),
         stall::cause_table(report),
+        gpu::kernel_table(report),
         net::dns_table(report),
         net::connect_table(analysis),
         net::socket_table(analysis),

@@ -89,4 +89,6 @@ kinds! {
     RdmaWindow = 51,
     PortCounter = 52,
     RdmaAnchor = 53,
+    GpuName = 41,
+    GpuActivities = 42,
 }

@@ -5,6 +5,7 @@ mod block;
 mod columns;
 pub mod error;
 pub mod format;
+pub mod gpu;
 pub mod ids;
 pub mod kind;
 pub mod rdma;

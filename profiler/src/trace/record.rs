@@ -46,6 +46,8 @@ pub enum Record {
     PortCounter(super::rdma::PortCounter),
     RdmaAnchor(super::rdma::RdmaAnchor),
     CpuSamples(CpuSamples),
+    GpuName(super::gpu::GpuName),
+    GpuActivities(super::gpu::GpuActivities),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
