@@ -29,6 +29,12 @@ pub enum RecordKind {
     Stack = 7,
     /// [`ThreadTimeRecord`].
     ThreadTime = 8,
+    /// [`VerbsPostRecord`](crate::verbs::VerbsPostRecord).
+    VerbsPost = 48,
+    /// [`VerbsCompletionRecord`](crate::verbs::VerbsCompletionRecord).
+    VerbsCompletion = 49,
+    /// [`VerbsImageRecord`](crate::verbs::VerbsImageRecord).
+    VerbsImage = 50,
 }
 
 impl RecordKind {
@@ -43,6 +49,9 @@ impl RecordKind {
             6 => RecordKind::Life,
             7 => RecordKind::Stack,
             8 => RecordKind::ThreadTime,
+            48 => RecordKind::VerbsPost,
+            49 => RecordKind::VerbsCompletion,
+            50 => RecordKind::VerbsImage,
             _ => return None,
         })
     }

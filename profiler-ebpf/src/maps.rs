@@ -6,7 +6,8 @@ use profiler_common::call::{CALL_COUNT, CALL_TABLE};
 use profiler_common::config::MARK_COUNT;
 use profiler_common::counter::LOSS_COUNT;
 use profiler_common::{
-    CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, ShapeKey, Shapes, Target,
+    CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, SampleCounts, SampleKey, ShapeKey, Shapes,
+    Target,
 };
 
 use crate::stack::{KernelStack, UserStack};
@@ -71,6 +72,10 @@ pub static EVENTS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
 
 #[map]
 pub static NONBLOCKING: HashMap<NonblockingKey, NonblockingWait> = HashMap::with_max_entries(16384, 0);
+
+/// Threads that were found on a processor.
+#[map]
+pub static SAMPLES: HashMap<SampleKey, SampleCounts> = HashMap::with_max_entries(16384, 0);
 
 /// Handshakes that last, by the socket's address.
 #[map]

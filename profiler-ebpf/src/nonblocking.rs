@@ -7,11 +7,11 @@ use profiler_common::{Loss, NonblockingKey, NonblockingWait, WaitRecord};
 
 use crate::maps::{EVENTS, NONBLOCKING};
 use crate::regs::UserRegs;
+use crate::sched::run_delay_ns;
 use crate::thread::{NO_SOCK, Thread};
 use crate::user_memory::Current;
-use crate::sched::run_delay_ns;
 use crate::wait::SingleWait;
-use crate::{api, emit, settings, socket, stack};
+use crate::{api, emit, sample, settings, socket, stack};
 
 #[inline(always)]
 pub fn key(tid: u32, fd: u32, receive: bool) -> NonblockingKey {
@@ -28,7 +28,19 @@ fn has_paused(open: &NonblockingWait, now_ns: u64, run_delay_ns: u64) -> bool {
 
 /// The thread looked, and there was nothing.
 #[inline(never)]
-pub fn look(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
+#[unsafe(no_mangle)]
+pub extern "C" fn look(
+    thread: *mut Thread,
+    key: *const NonblockingKey,
+    regs: *const UserRegs,
+    now_ns: u64,
+) -> u32 {
+    // SAFETY: callers pass a thread's entry, and a key and registers on their stack.
+    let (Some(thread), Some(key), Some(regs)) = (unsafe { (thread.as_mut(), key.as_ref(), regs.as_ref()) })
+    else {
+        return 0;
+    };
+    sample::looked(thread, key.tid, now_ns);
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
     // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
     let open = unsafe { &mut *open };
@@ -97,6 +109,7 @@ pub extern "C" fn progress(thread: *mut Thread, key: *const NonblockingKey, now_
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };
     // SAFETY: as above.
     let open = unsafe { &mut *open };
+    sample::looked(thread, key.tid, now_ns);
     if has_paused(open, now_ns, run_delay_ns()) {
         end(open, key, open.last_ns, WAIT_PAUSED, ret);
     } else {
@@ -104,6 +117,9 @@ pub extern "C" fn progress(thread: *mut Thread, key: *const NonblockingKey, now_
     }
     if NONBLOCKING.remove(key).is_ok() && thread.open_nonblocking > 0 {
         thread.open_nonblocking -= 1;
+    }
+    if thread.open_nonblocking == 0 {
+        thread.looked_ns = 0;
     }
     0
 }

@@ -97,6 +97,10 @@ fn task_ids(task: *const u8) -> (u32, u32) {
 
 #[inline(always)]
 fn come_back(thread: &mut Thread) {
+    if thread.looked_ns != 0 {
+        // SAFETY: no preconditions.
+        thread.resumed_ns = unsafe { bpf_ktime_get_ns() };
+    }
     if thread.sleep_ns == 0 {
         return;
     }

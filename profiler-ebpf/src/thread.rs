@@ -44,7 +44,12 @@ pub struct Thread {
     pub arg: i32,
     /// See `WaitRecord::owner`.
     pub owner: u32,
-    pub reserved: u32,
+    /// Samples since the last look in which the thread did not look, while it had open waits.
+    pub unlooked: u32,
+    /// When it looked the last time and found nothing, 0: it has not, or found something since.
+    pub looked_ns: u64,
+    /// When it was given a processor after that.
+    pub resumed_ns: u64,
     /// The resolver function that it is in, 0: none.
     pub api: u32,
     pub api_start_ns: u64,
@@ -105,7 +110,9 @@ static NEW: Thread = Thread {
     open_nonblocking: 0,
     arg: 0,
     owner: 0,
-    reserved: 0,
+    unlooked: 0,
+    looked_ns: 0,
+    resumed_ns: 0,
     api: 0,
     api_start_ns: 0,
     api_sp: 0,

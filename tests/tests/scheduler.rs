@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use perf_event::events::Software;
 use serde_json::{Value, json};
 use stallscope_tests::{
-    Measured, Program, Recorder, assert_between, assert_close, record_run, require_root, rows, sum,
+    Measured, Peer, Program, Recorder, assert_between, assert_close, record_run, require_root, rows, sum,
 };
 
 /// Checks that the parts of every thread are its wall time, within one part in a hundred.
@@ -103,4 +104,105 @@ fn a_call_that_only_copies_is_no_stall_however_long_it_takes() {
     let thread = rows(&report, "threads", &[("tid", json!(program.pid()))]);
     let busy = sum(&thread, "running_ns") + sum(&thread, "runnable_ns");
     assert_between("the copies are work", busy, values.get("ns"), sum(&thread, "wall_ns"));
+}
+
+/// What a recording of `recv HOW` says of its thread.
+struct Looked {
+    stalled_ns: u64,
+    running_ns: u64,
+    wall_ns: u64,
+    samples: u64,
+    looking: u64,
+    period_ns: u64,
+    /// By a counter of the kernel that nothing of stallscope reads.
+    task_clock_ns: u64,
+    waited_ns: u64,
+    worked_ns: u64,
+    busy_ns: u64,
+}
+
+fn look(how: &str) -> Looked {
+    let peer = Peer::late(Duration::from_millis(40));
+    let mut program = Program::start(&["recv", how, &peer.name(), "40"]);
+    let tid = program.pid();
+    let mut clock = perf_event::Builder::new()
+        .kind(Software::TASK_CLOCK)
+        .observe_pid(tid.cast_signed())
+        .build()
+        .expect("the kernel counts");
+    clock.enable().expect("counts");
+    let (values, trace) = record_run(&mut program);
+    let task_clock_ns = clock.read().expect("has counted");
+    let report = trace.report();
+    assert_adds_up(&report);
+    let thread = rows(&report, "threads", &[("tid", json!(tid))]);
+    let of = |field: &str| sum(&thread, field);
+    Looked {
+        stalled_ns: of("stalled_ns"),
+        running_ns: of("running_ns"),
+        wall_ns: of("wall_ns"),
+        samples: of("on_cpu.samples"),
+        looking: of("on_cpu.looking_samples"),
+        period_ns: of("on_cpu.period_ns"),
+        task_clock_ns,
+        waited_ns: values.ns(),
+        worked_ns: values.get("worked_ns"),
+        busy_ns: values.get("busy"),
+    }
+}
+
+impl Looked {
+    /// Samples that may be wrong by chance: four standard deviations, and one at each end.
+    fn chance(&self) -> u64 {
+        4 * self.samples.isqrt() + 2
+    }
+
+    #[track_caller]
+    fn assert_agrees_with_the_kernel(&self) {
+        // All its stalls are looks, so it was on a processor then.
+        let on_cpu = self.running_ns + self.stalled_ns;
+        let tolerance = self.wall_ns / 100 + 5_000_000;
+        assert!(
+            on_cpu.abs_diff(self.task_clock_ns) <= tolerance,
+            "{on_cpu} ns, by the kernel's counter {} ns, tolerance {tolerance} ns",
+            self.task_clock_ns
+        );
+        let sampled = self.samples * self.period_ns;
+        let chance = self.chance() * self.period_ns;
+        assert!(
+            sampled.abs_diff(self.task_clock_ns) <= chance,
+            "{sampled} ns sampled, by the kernel's counter {} ns, chance {chance} ns",
+            self.task_clock_ns
+        );
+    }
+}
+
+#[test]
+fn a_thread_that_only_looks_is_stalled_while_it_runs() {
+    require_root();
+    let looked = look("spin");
+    looked.assert_agrees_with_the_kernel();
+    assert!(looked.looking + looked.chance() >= looked.samples, "{} of {}", looked.looking, looked.samples);
+    assert!(looked.samples > 10, "{} samples", looked.samples);
+    assert!(looked.stalled_ns > looked.task_clock_ns / 2, "{} ns stalled", looked.stalled_ns);
+}
+
+#[test]
+fn a_thread_that_works_between_its_looks_is_running_and_not_stalled() {
+    require_root();
+    let looked = look("work");
+    looked.assert_agrees_with_the_kernel();
+    let Looked { stalled_ns, running_ns, waited_ns, worked_ns, busy_ns, samples, .. } = looked;
+    assert!(
+        worked_ns <= waited_ns && worked_ns <= busy_ns,
+        "{worked_ns} of {waited_ns} ns, {busy_ns} ns busy"
+    );
+    // Of few samples only a part is certain; of sixty that all say the same 94 %.
+    let certain = worked_ns / 100 * [50, 70][usize::from(samples > 60)];
+    assert!(samples > 10, "{samples} samples");
+    assert!(running_ns >= certain, "{running_ns} ns running, {worked_ns} ns worked, {samples} samples");
+    assert!(
+        stalled_ns <= waited_ns - certain,
+        "{stalled_ns} ns stalled of {waited_ns}, {worked_ns} ns worked"
+    );
 }

@@ -1,5 +1,6 @@
 //! Project tasks: `cargo xtask <verb>`.
 
+mod agent;
 mod bench;
 mod build;
 mod check;

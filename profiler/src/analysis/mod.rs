@@ -18,13 +18,16 @@ pub mod dns;
 pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
+pub mod gpu;
 pub mod hops;
 pub mod late;
+mod on_cpu;
 pub mod partition;
 pub mod places;
 pub mod queues;
 pub mod report;
 pub mod sections;
+pub mod socket_queues;
 pub mod sockets;
 pub mod stall;
 pub mod stalls;
@@ -53,6 +56,10 @@ pub struct Analysis {
     pub processes: HashMap<u32, String>,
     /// Thread names by tid.
     pub threads: HashMap<u32, String>,
+    /// Queue pairs and where their time went.
+    pub queues: queues::Queues,
+    /// What ran on GPUs.
+    pub gpu: crate::model::gpu::Gpu,
     /// Where the peers are.
     pub places: places::Places,
 }
@@ -81,6 +88,7 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     drop(dns_waits);
     (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
 
+    let queues = queues::Queues::new(&model);
     let threads = thread_rows::thread_rows(&model, &partitions);
     let mut report = Report {
         schema: SCHEMA.to_owned(),
@@ -97,9 +105,16 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         connects: connects.rows(&model, &partitions),
         sockets: sockets::socket_rows(&model, &partitions),
         hops: hops::hop_rows(&model, &places),
+        queues: queues.rows(),
+        counters: queues::counters::rows(&model.rdma.counters),
         clock: sections::clock(),
+        collectives: gpu::collective_rows(&model),
+        gpus: gpu::gpu_rows(&model),
         ..Report::default()
     };
+    report.causes.extend(queues.causes());
+    report.coverage.unmatched_completions = queues.unmatched;
+    report.causes.extend(gpu::cause_rows(&model));
     report.coverage.probes.extend(places.gaps(&report.hops));
     let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
 
@@ -116,8 +131,9 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         far_ends: &far_ends,
         late: &late,
         python: &python_processes(&model, &stalls),
-        queues: &queues::Queues::new(&model),
+        socket_queues: &socket_queues::SocketQueues::new(&model),
         places: &places,
+        queues: &queues.queues,
     };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 
@@ -126,7 +142,9 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         stalls,
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
+        gpu: model.gpu,
         threads: model.thread_names,
+        queues,
         places,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::on_cpu;
 use super::partition::{Piece, ThreadPartition, clipped};
 use super::report::{CauseRow, Distribution, Domain, StallRow, ThreadRow, Totals};
 use crate::model::Model;
@@ -39,6 +40,7 @@ fn thread_row(model: &Model, track: &ThreadTrack, partition: &ThreadPartition) -
         stalled_ns: partition.stalled_ns,
         idle_ns: partition.idle_ns,
         other_ns: free_ns - runnable_ns - running_ns,
+        on_cpu: track.samples.map(|samples| on_cpu::of(&samples, wall_ns)),
     }
 }
 

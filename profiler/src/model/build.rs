@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
+use super::dns::unsent;
 use super::thread::{Interval, ThreadTrack};
 use super::wait::{self, WaitSpan};
 use super::{Model, python};
 use crate::trace::record::{
-    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
-    ThreadTime, Wait, Window,
+    CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
+    Socket, Thread, ThreadTime, Wait, Window,
 };
 
 /// Loss of records that end before they begin.
@@ -53,6 +54,7 @@ struct Track {
     seen_ns: Option<u64>,
     exit_ns: Option<u64>,
     times: Option<(ThreadTime, ThreadTime)>,
+    samples: Option<CpuSamples>,
     waits: Vec<WaitSpan>,
 }
 
@@ -85,7 +87,10 @@ impl Builder {
             Record::Process(process) => self.process(process),
             Record::Thread(thread) => self.thread(thread),
             Record::Life(life) => self.life(life),
-            Record::Wait(wait) => self.wait(wait),
+            Record::Wait(wait) => {
+                self.model.dns_messages.extend(unsent::of_connect(&wait));
+                self.wait(wait);
+            }
             Record::Dns(message) => {
                 self.saw(message.time_ns);
                 self.name_peer(&message.socket);
@@ -109,13 +114,32 @@ impl Builder {
             }
             Record::PythonStack(stack) => self.python.push(stack),
             Record::ThreadTime(time) => self.thread_time(time),
+            Record::CpuSamples(samples) => self.cpu_samples(samples),
             Record::CallCount(count) => {
                 self.calls.insert(count.call, count);
             }
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::GpuName(name) => self.model.gpu.add_name(&name),
+            Record::GpuActivities(batch) => {
+                if !self.model.gpu.add(&batch) {
+                    self.inconsistent += 1;
+                }
+            }
             Record::Topology(file) => self.model.topology = Some(file),
+            Record::QueuePair(pair) => self.model.rdma.queue_pairs.push(pair),
+            Record::RdmaPost(post) => {
+                self.saw(post.time_ns);
+                self.model.rdma.posts.push(post);
+            }
+            Record::RdmaCompletion(completion) => {
+                self.saw(completion.time_ns);
+                self.model.rdma.completions.push(completion);
+            }
+            Record::RdmaAnchor(anchor) => self.model.rdma.anchors.push(anchor),
+            Record::RdmaWindow(window) => self.model.rdma.windows.push(window),
+            Record::PortCounter(counter) => self.model.rdma.counters.push(counter),
             Record::End(end) => {
                 self.saw(end.time_ns);
                 self.end_ns = Some(end.time_ns);
@@ -247,6 +271,22 @@ impl Builder {
         });
     }
 
+    /// The last one counts; it says no more of a part than of the whole.
+    fn cpu_samples(&mut self, samples: CpuSamples) {
+        self.saw(samples.time_ns);
+        let waiting = samples.waiting.min(samples.samples);
+        let sound = CpuSamples {
+            looking: samples.looking.min(samples.samples),
+            waiting,
+            working: samples.working.min(waiting),
+            ..samples
+        };
+        let track = self.track(samples.pid, samples.tid);
+        if track.samples.is_none_or(|known| known.time_ns <= sound.time_ns) {
+            track.samples = Some(sound);
+        }
+    }
+
     /// Sees to it that the socket's peer has a number.
     fn name_peer(&mut self, socket: &Socket) {
         self.model.sockets.intern(socket, &mut self.model.names);
@@ -269,6 +309,7 @@ impl Builder {
         model.window = window;
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
+        model.gpu.clip(whole);
         for track in self.threads {
             let (track, duplicates) = track.finish(whole);
             self.duplicate += duplicates;
@@ -362,6 +403,7 @@ impl Track {
             presence,
             born,
             times: self.times,
+            samples: self.samples,
             waits: self.waits,
         };
         (track, duplicates)

@@ -16,8 +16,10 @@ pub mod dns;
 #[cfg(test)]
 pub mod fixture;
 mod gil;
+pub mod gpu;
 pub mod intern;
 pub mod python;
+pub mod queue;
 pub mod socket;
 pub mod thread;
 pub mod topology;
@@ -61,6 +63,10 @@ pub struct Model {
     pub sets: wait::SetTable,
     /// Names of peers.
     pub names: intern::Interner,
+    /// Verbs: queue pairs, posts, completions.
+    pub rdma: queue::Rdma,
+    /// What ran on GPUs.
+    pub gpu: gpu::Gpu,
     /// The topology that the recording was given, as it stands in the trace.
     pub topology: Option<TopologyFile>,
 }
@@ -73,8 +79,9 @@ impl Model {
 
     /// Events that are missing as a whole.
     pub fn lost_events(&self) -> u64 {
-        let lost = self.losses.values().filter(|(_, events)| *events);
-        lost.map(|(count, _)| *count).fold(0, u64::saturating_add)
+        // Traces of before say of kernels in flight that they were lost.
+        let lost = self.losses.iter().filter(|(what, (_, events))| *events && *what != "gpu_unfinished");
+        lost.map(|(_, (count, _))| *count).fold(0, u64::saturating_add)
     }
 
     /// Whether `part` of `wait` reaches to the wait's end and that end was not seen in the recording.

@@ -1,7 +1,7 @@
 //! One thread of the target over the window.
 
 use super::wait::WaitSpan;
-use crate::trace::record::ThreadTime;
+use crate::trace::record::{CpuSamples, ThreadTime};
 
 /// `[start_ns, end_ns)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct ThreadTrack {
     pub born: bool,
     /// Earliest and latest look at its CPU times.
     pub times: Option<(ThreadTime, ThreadTime)>,
+    /// Where the recording sampled the processors.
+    pub samples: Option<CpuSamples>,
     /// By start; of waits with the same start the longer first.
     pub waits: Vec<WaitSpan>,
 }

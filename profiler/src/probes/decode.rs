@@ -46,6 +46,9 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Life => life::decode(&mut fields, short),
         RecordKind::ThreadTime => life::decode_time(&mut fields).ok_or(short),
         RecordKind::Stack => stack::decode(&mut fields, short),
+        RecordKind::VerbsPost => super::verbs::decode::post(&mut fields).ok_or(short),
+        RecordKind::VerbsCompletion => super::verbs::decode::completion(&mut fields).ok_or(short),
+        RecordKind::VerbsImage => super::verbs::decode::image(&mut fields).ok_or(short),
     }
 }
 

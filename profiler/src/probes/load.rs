@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, MapData};
-use aya::programs::{BtfTracePoint, Iter, ProgramError, UProbe};
+use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader, VerifierLogLevel};
 use profiler_common::{Offsets, Settings};
 
 use super::error::{ProbeError, one_line};
 use super::multi_uprobe::MultiUprobe;
-use super::{ProbeOptions, calls};
+use super::{ProbeOptions, calls, clock};
 use crate::kernel;
 
 /// The programs as `cargo xtask build` made them; empty where the crate was built without.
@@ -29,6 +29,8 @@ pub(super) enum Hook {
     Uprobe,
     /// Loaded now, run for each snapshot, over this kind of object.
     Iterator(&'static str),
+    /// Loaded now, attached to a clock of each processor when the window opens.
+    Clock,
 }
 
 /// Programs, what they hang on, and the coverage family that lacks something without them.
@@ -46,6 +48,7 @@ pub(super) const PROGRAMS: &[(&str, Hook, &str)] = &[
     ("snapshot_files", Hook::Iterator("task_file"), "snapshot"),
     ("snapshot_tasks", Hook::Iterator("task"), "snapshot"),
     ("finish_tasks", Hook::Iterator("task"), "snapshot"),
+    (clock::PROGRAM, Hook::Clock, "samples"),
 ];
 
 /// What came of loading.
@@ -157,6 +160,10 @@ fn start(ebpf: &mut Ebpf, name: &'static str, hook: Hook, btf: &Btf) -> Result<(
             }
             Hook::Uprobe => {
                 let program: &mut UProbe = program.try_into()?;
+                program.load()
+            }
+            Hook::Clock => {
+                let program: &mut PerfEvent = program.try_into()?;
                 program.load()
             }
             Hook::Iterator(over) => {

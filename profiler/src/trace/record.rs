@@ -39,6 +39,15 @@ pub enum Record {
     /// Last record of a recording that ended in order.
     End(End),
     Topology(TopologyFile),
+    QueuePair(super::rdma::QueuePair),
+    RdmaPost(super::rdma::RdmaPost),
+    RdmaCompletion(super::rdma::RdmaCompletion),
+    RdmaWindow(super::rdma::RdmaWindow),
+    PortCounter(super::rdma::PortCounter),
+    RdmaAnchor(super::rdma::RdmaAnchor),
+    CpuSamples(CpuSamples),
+    GpuName(super::gpu::GpuName),
+    GpuActivities(super::gpu::GpuActivities),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -386,6 +395,24 @@ pub struct ThreadTime {
     pub tid: u32,
     pub running_ns: u64,
     pub runnable_ns: u64,
+}
+
+/// How often a thread was found on a processor, by a clock of each processor, since the window opened. Repeated while the
+/// recording runs, the last one counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuSamples {
+    pub time_ns: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// Between two samples of one processor.
+    pub period_ns: u64,
+    pub samples: u64,
+    /// Of these: looking whether a descriptor or a poll set has something, again and again and in vain.
+    pub looking: u64,
+    /// Within waits on non-blocking descriptors, from the first look to the last one.
+    pub waiting: u64,
+    /// Of those: about something else than looking.
+    pub working: u64,
 }
 
 /// Totals of one call over the recording; repeated while it runs, the last one counts.

@@ -283,6 +283,7 @@ fn threads(analysis: &Analysis) -> Vec<ThreadRow> {
             stalled_ns,
             idle_ns,
             other_ns: 10 * S - running_ns - runnable_ns - stalled_ns - idle_ns,
+            on_cpu: None,
         }
     };
     rows.into_iter().map(row).collect()

@@ -7,10 +7,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use stallscope::trace::TraceWriter;
 use stallscope::trace::kind::Kind;
+use stallscope::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
 use stallscope::trace::record::{
-    ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
-    Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Sched,
-    Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
+    ApiCall, CallCount, Clock, Coverage, CpuSamples, Direction, DnsMessage, End, Ends, Environment,
+    FamilyState, Frame, Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record,
+    Retransmit, Sched, Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags,
+    Window,
 };
 
 use profiler_common::{Api, Call};
@@ -233,8 +235,64 @@ fn about_the_target() -> impl Strategy<Value = Record> {
                 Record::ThreadTime(ThreadTime { time_ns, pid, tid, running_ns, runnable_ns })
             }
         ),
+        (any::<[u64; 6]>(), any::<[u32; 2]>()).prop_map(
+            |([time_ns, period_ns, samples, looking, waiting, working], [pid, tid])| {
+                Record::CpuSamples(CpuSamples {
+                    time_ns,
+                    pid,
+                    tid,
+                    period_ns,
+                    samples,
+                    looking,
+                    waiting,
+                    working,
+                })
+            }
+        ),
         stack().prop_map(Record::Stack),
         python_stack().prop_map(Record::PythonStack),
+    ]
+}
+
+fn rdma() -> impl Strategy<Value = Record> {
+    let ids = || (any::<u64>(), any::<[u32; 3]>());
+    prop_oneof![
+        (ids(), text(), any::<[u32; 3]>(), any::<bool>()).prop_map(
+            |((time_ns, [pid, number, port]), device, [qp_type, state, _], extended)| {
+                Record::QueuePair(QueuePair { time_ns, pid, number, device, port, qp_type, state, extended })
+            }
+        ),
+        (ids(), any::<[u64; 2]>(), any::<[u32; 3]>(), any::<Option<u16>>()).prop_map(
+            |((time_ns, [pid, tid, qp]), [wr_id, bytes], [opcode, flags, index], counter)| {
+                Record::RdmaPost(RdmaPost {
+                    time_ns,
+                    pid,
+                    tid,
+                    qp,
+                    wr_id,
+                    opcode,
+                    flags,
+                    bytes,
+                    index,
+                    counter,
+                })
+            }
+        ),
+        (ids(), any::<u32>(), any::<u16>(), any::<[u8; 3]>()).prop_map(
+            |((time_ns, [pid, tid, qp]), bytes, counter, [opcode, syndrome, vendor])| {
+                let one = RdmaCompletion { time_ns, pid, tid, qp, bytes, counter, opcode, syndrome, vendor };
+                Record::RdmaCompletion(one)
+            }
+        ),
+        ids().prop_map(|(start_ns, [pid, end_ns, _])| {
+            Record::RdmaWindow(RdmaWindow { pid, start_ns, end_ns: end_ns.into() })
+        }),
+        (ids(), text(), text(), any::<u64>()).prop_map(|((time_ns, [port, ..]), device, name, value)| {
+            Record::PortCounter(PortCounter { time_ns, device, port, name, value })
+        }),
+        (ids(), any::<u16>()).prop_map(|((time_ns, [pid, qp, _]), counter)| {
+            Record::RdmaAnchor(RdmaAnchor { time_ns, pid, qp, counter })
+        }),
     ]
 }
 
@@ -254,6 +312,7 @@ pub fn record() -> impl Strategy<Value = Record> {
         1 => (number(), any::<u32>(), socket())
             .prop_map(|(time_ns, pid, socket)| Record::Retransmit(Retransmit { time_ns, pid, socket })),
         1 => sample().prop_map(Record::Socket),
+        2 => rdma(),
         1 => (text(), text()).prop_map(|(path, text)| Record::Topology(TopologyFile { path, text })),
     ]
 }

@@ -33,8 +33,13 @@ pub(super) fn find(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
         if waiters.is_empty() {
             continue;
         }
+        let mut late = late_process(scene, pid, &waiters);
+        let about = findings.iter().find(|finding| is_about(finding, pid, &waiters));
+        if let Some(peer) = about.and_then(|one| one.proof.get("peer")) {
+            late.proof.insert("peer".to_owned(), peer.clone());
+        }
         findings.retain(|finding| !is_about(finding, pid, &waiters));
-        found.push(late_process(scene, pid, &waiters));
+        found.push(late);
     }
     findings.extend(found);
 }

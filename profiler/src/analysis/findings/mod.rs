@@ -12,8 +12,8 @@ use super::dns::DnsAnalysis;
 use super::far_end::FarEnds;
 use super::late::Late;
 use super::places::Places;
-use super::queues::Queues;
 use super::report::{Finding, Report, Severity};
+use super::socket_queues::SocketQueues;
 use crate::model::cause::Cause;
 use crate::trace::record::Environment;
 
@@ -31,6 +31,7 @@ mod net_hops;
 mod net_hosts;
 mod net_racks;
 mod net_silent;
+mod rdma;
 mod resolver;
 mod tcp;
 #[cfg(test)]
@@ -51,8 +52,9 @@ pub struct Surroundings<'a> {
     /// Processes whose stalls have the interpreter of Python in their stacks.
     pub python: &'a BTreeSet<u32>,
     /// The latest look at each connection.
-    pub queues: &'a Queues,
+    pub socket_queues: &'a SocketQueues,
     pub places: &'a Places,
+    pub queues: &'a [super::queues::Queue],
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
@@ -73,6 +75,7 @@ pub fn find(
     kept.extend(dns_waiting::still_waiting(&scene));
     tcp::find(&scene, &mut kept);
     kept.extend(net::find(&scene));
+    kept.extend(rdma::find(&scene));
     dns_server::subsume(kept.held());
     kept.finish()
 }

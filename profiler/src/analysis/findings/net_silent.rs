@@ -51,7 +51,7 @@ fn is_at_rest(scene: &Scene<'_>, pid: u32) -> bool {
 }
 
 fn silent(scene: &Scene<'_>, row: &SocketRow) -> Finding {
-    let queue = scene.surroundings.queues.get(row.pid, &row.peer);
+    let queue = scene.surroundings.socket_queues.get(row.pid, &row.peer);
     let end = scene.surroundings.far_ends.get(row.pid, &row.peer);
     let rank =
         |pid: u32| scene.report.target.ranks.iter().find(|row| row.pid == pid).and_then(|row| row.rank);

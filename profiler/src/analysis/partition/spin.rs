@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{Piece, ThreadPartition, clipped, piece};
 use crate::analysis::classify::{Slot, Verdict, classify};
 use crate::analysis::context::Context;
+use crate::analysis::on_cpu;
 use crate::model::cause::Cause;
 use crate::model::thread::{Interval, ThreadTrack};
 
@@ -47,7 +48,10 @@ pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, r
     let mut pieces = Vec::new();
     Sweep::new(&shares).run(&taken.calls, &mut pieces);
     let unlooked_ns = take_out_run_queue(track, &mut pieces);
-    result.stalled_ns += total(&stalled) - unlooked_ns;
+    let asleep = union([taken.calls.as_slice(), &taken.naps].concat());
+    let looked_ns = total(&free_of(&stalled, &asleep)).saturating_sub(unlooked_ns);
+    let worked_ns = take_out(on_cpu::worked_ns(track.samples.as_ref(), looked_ns), &mut pieces);
+    result.stalled_ns += total(&stalled) - unlooked_ns - worked_ns;
     result.pieces.extend(pieces);
 
     let busy = union([taken.calls.as_slice(), &stalled].concat());
@@ -59,9 +63,8 @@ pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, r
     let idle_naps = free_of(&union(taken.naps.clone()), &union([busy, looking_idly.clone()].concat()));
     result.idle_ns += total(&looking_idly) - idly_unlooked_ns + total(&idle_naps);
 
-    let asleep = union([taken.calls.as_slice(), &taken.naps].concat());
     let awake_ns = total(&free_of(&looking, &asleep));
-    result.spin_ns = awake_ns.saturating_sub(unlooked_ns + idly_unlooked_ns);
+    result.spin_ns = awake_ns.saturating_sub(unlooked_ns + idly_unlooked_ns + worked_ns);
 }
 
 /// All time in which one of them is awaited.
@@ -81,6 +84,21 @@ fn take_out_run_queue(track: &ThreadTrack, pieces: &mut Vec<Piece>) -> u64 {
         let weight_ns = u64::try_from(weight).unwrap_or(piece.weight_ns);
         taken_ns += piece.weight_ns - weight_ns;
         piece.weight_ns = weight_ns;
+    }
+    pieces.retain(|piece| piece.weight_ns > 0);
+    taken_ns
+}
+
+/// Takes so much out of the pieces, in proportion to their weights. Returns how much that is, in whole nanoseconds.
+fn take_out(wanted_ns: u64, pieces: &mut Vec<Piece>) -> u64 {
+    let all: u128 = pieces.iter().map(|piece| u128::from(piece.weight_ns)).sum();
+    let mut taken_ns = 0;
+    for piece in &mut *pieces {
+        let part = u128::from(piece.weight_ns) * u128::from(wanted_ns);
+        let part =
+            part.checked_div(all).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0).min(piece.weight_ns);
+        piece.weight_ns -= part;
+        taken_ns += part;
     }
     pieces.retain(|piece| piece.weight_ns > 0);
     taken_ns

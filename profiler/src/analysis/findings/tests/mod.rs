@@ -10,8 +10,8 @@ use crate::analysis::dns::tests::script::Script;
 use crate::analysis::far_end::FarEnds;
 use crate::analysis::late::Late;
 use crate::analysis::places::Places;
-use crate::analysis::queues::Queues;
 use crate::analysis::report::{Finding, Report, TargetRow};
+use crate::analysis::socket_queues::SocketQueues;
 use crate::trace::record::Environment;
 
 mod dns;
@@ -62,7 +62,8 @@ fn found_with(
         far_ends,
         late,
         python: &BTreeSet::new(),
-        queues: &Queues::default(),
+        socket_queues: &SocketQueues::default(),
+        queues: &[],
         places: &places,
     };
     check(find(report, dns, surroundings, &Thresholds::default()))

@@ -23,13 +23,13 @@ pub struct QueueState {
 
 /// By process and peer (`ip:port`).
 #[derive(Clone, Debug, Default)]
-pub struct Queues {
+pub struct SocketQueues {
     states: BTreeMap<(u32, String), QueueState>,
 }
 
-impl Queues {
-    pub fn new(model: &Model) -> Queues {
-        let mut queues = Queues::default();
+impl SocketQueues {
+    pub fn new(model: &Model) -> SocketQueues {
+        let mut queues = SocketQueues::default();
         for sample in &model.samples {
             let Ends::Inet { peer, .. } = &sample.socket.ends else { continue };
             let Some(peer) = known_peer(*peer) else { continue };
@@ -70,7 +70,7 @@ mod tests {
             ..sample_of(7, "10.0.0.1:4000", tcp(1, "10.0.0.2:80"))
         };
         let model = Model { samples: vec![look(20, 5), look(10, 6)], ..Model::default() };
-        let queues = Queues::new(&model);
+        let queues = SocketQueues::new(&model);
         let state = queues.get(7, "10.0.0.2:80").unwrap();
         assert_eq!((state.time_ns, state.receive_queue, state.last_receive_age_ns), (20, 5, 20));
         assert_eq!(queues.get(8, "10.0.0.2:80"), None);
