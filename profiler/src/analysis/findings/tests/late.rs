@@ -125,3 +125,15 @@ fn two_that_wait_for_each_other_for_the_whole_recording_are_stuck() {
         assert!(finding.summary.contains("both wait for each other"), "{}", finding.summary);
     }
 }
+
+#[test]
+fn what_is_said_of_another_peer_stays_beside_a_silent_one() {
+    let mut report = hang(0, |_| ());
+    report.sockets.push(SocketRow { tid: 998, ..recv("10.0.0.9:7000", 9 * SEC) });
+    let thread = ThreadRow { pid: 100, tid: 998, wall_ns: 10 * SEC, ..ThreadRow::default() };
+    report.threads.push(thread);
+    let mut found =
+        ids(&silent(&report, &FarEnds::default())).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    found.sort();
+    assert_eq!(found, ["net.peer_silent", "net.slow_peer"]);
+}
