@@ -126,7 +126,27 @@ pub enum Step {
     Memory = 9,
 }
 
-/// One activity.
+/// One activity, as CUPTI tells it and as the recorder takes it out of its [`Slot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activity {
+    pub kind: Kind,
+    /// Kind of a copy, as CUPTI numbers it.
+    pub detail: u16,
+    /// Hash of the name, 0: none.
+    pub name: u64,
+    /// `CLOCK_MONOTONIC`.
+    pub start_ns: u64,
+    pub end_ns: u64,
+    pub bytes: u64,
+    pub device: u32,
+    pub stream: u32,
+    /// Connects a launch with what it launched.
+    pub correlation: u32,
+    /// Thread of a launch.
+    pub tid: u32,
+}
+
+/// Where an [`Activity`] lies in the shared file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Slot {

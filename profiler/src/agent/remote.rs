@@ -66,6 +66,8 @@ pub(super) struct Remote<'a> {
     gadget: u64,
     /// Lowest address of our stack.
     stack: u64,
+    /// The thread as it calls itself: what a lock that it holds names as its owner.
+    own_tid: u32,
 }
 
 impl<'a> Remote<'a> {
@@ -76,11 +78,12 @@ impl<'a> Remote<'a> {
         gadget: u64,
     ) -> Result<Remote<'a>, AgentError> {
         tracee.block_signals()?;
-        let mut remote = Remote { place, memory, tracee, gadget, stack: 0 };
+        let mut remote = Remote { place, memory, tracee, gadget, stack: 0, own_tid: 0 };
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         remote.stack =
             remote.system_call("mmap", libc::SYS_mmap, [0, STACK, protection, flags, u64::MAX, 0])?;
+        remote.own_tid = remote.system_call("gettid", libc::SYS_gettid, [0; 6])? as u32;
         Ok(remote)
     }
 
@@ -179,10 +182,12 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// The call takes long. While it waits for the loader's lock nothing has happened yet, and it can be taken back.
+    /// The call takes long. While it waits for the loader's first lock nothing has happened yet, and it can be taken back. As
+    /// soon as it holds one it is waited for, however long that is: a lock without its holder would stop the program for good.
     fn wait_on(&mut self, what: &'static str, begun: Instant) -> Result<(), AgentError> {
         loop {
-            if self.waits_for_the_loader() || begun.elapsed() > LIMIT {
+            let is_due = self.waits_for_the_loader() || begun.elapsed() > LIMIT;
+            if is_due && !self.holds_a_lock() {
                 // Out of the system call it waits in: to its exit, and on to where registers can be given back.
                 self.tracee.interrupt()?;
                 self.tracee.wait(QUICK)?;
@@ -207,14 +212,47 @@ impl<'a> Remote<'a> {
         call == Some(libc::SYS_futex) && address.is_some_and(is_lock)
     }
 
+    /// Whether one of the loader's locks names this thread as its owner; also where that cannot be read.
+    fn holds_a_lock(&self) -> bool {
+        self.place.loader.iter().any(|(start, end)| {
+            let len = usize::try_from(end.saturating_sub(*start)).unwrap_or(CODE).min(CODE);
+            let mut bytes = vec![0; len];
+            match self.memory.file.read_exact_at(&mut bytes, *start) {
+                Ok(()) => names(&bytes, self.own_tid),
+                Err(_) => true,
+            }
+        })
+    }
+
     /// Takes our stack away and lets the thread go on; returns for how long it was stopped.
     pub(super) fn finish(mut self) -> Result<Duration, AgentError> {
+        // The thread is let go all the same; what stays mapped is 256 KB.
         let _ = self.system_call("munmap", libc::SYS_munmap, [self.stack, STACK, 0, 0, 0, 0]);
         self.tracee.release()
     }
 }
 
+/// Whether one of the words is this number.
+fn names(bytes: &[u8], number: u32) -> bool {
+    bytes.as_chunks().0.iter().any(|word| u32::from_le_bytes(*word) == number)
+}
+
 /// Without single-stepping, and with strings going upwards.
 fn plain_flags(flags: u64) -> u64 {
     flags & !0x4_0500
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_names_its_owner() {
+        // Lock, count, owner, users, kind: as a recursive mutex lies in memory.
+        let mutex: Vec<u8> = [0, 1, 1, 4711, 1, 1_u32].iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert!(names(&mutex, 4711));
+        assert!(!names(&mutex, 4712));
+        assert!(!names(&mutex[..12], 4711));
+        assert!(!names(&[], 0));
+    }
 }

@@ -230,6 +230,7 @@ impl Tracee {
     }
 
     fn detach(&mut self) {
+        // It fails for a thread that is gone, or runs: that one is let go with our own thread.
         let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
         self.gone = true;
         for signal in self.held.drain(..) {
