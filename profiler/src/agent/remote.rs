@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use super::check::Place;
 use super::error::AgentError;
 use super::tracee::{Halt, Registers, Tracee};
+use super::way_back::WayBack;
 
 /// Bytes of the stack; loading a library takes a few thousand.
 const STACK: u64 = 256 << 10;
@@ -47,13 +48,13 @@ impl Memory {
         self.file.write_all_at(bytes, address).map_err(|source| AgentError::Memory { pid: self.pid, source })
     }
 
-    /// Address of a `syscall` instruction in executable memory.
-    pub(super) fn find_syscall(&self, (start, end): (u64, u64)) -> Result<u64, AgentError> {
+    /// Address of these instructions in executable memory.
+    pub(super) fn find_code(&self, (start, end): (u64, u64), code: &[u8]) -> Result<u64, AgentError> {
         let len = usize::try_from(end.saturating_sub(start)).unwrap_or(CODE).min(CODE);
         let mut bytes = vec![0; len];
         let read = self.file.read_at(&mut bytes, start);
         bytes.truncate(read.map_err(|source| AgentError::Memory { pid: self.pid, source })?);
-        let at = bytes.windows(2).position(|pair| pair == [0x0f, 0x05]);
+        let at = bytes.windows(code.len()).position(|piece| piece == code);
         at.map(|at| start + at as u64).ok_or(AgentError::Function { pid: self.pid, function: "syscall" })
     }
 }
@@ -63,7 +64,9 @@ pub(super) struct Remote<'a> {
     place: &'a Place,
     memory: &'a Memory,
     tracee: Tracee,
+    /// A `syscall; ret` in libc.
     gadget: u64,
+    way_back: WayBack,
     /// Lowest address of our stack.
     stack: u64,
     /// The thread as it calls itself: what a lock that it holds names as its owner.
@@ -76,9 +79,19 @@ impl<'a> Remote<'a> {
         memory: &'a Memory,
         tracee: Tracee,
         gadget: u64,
+        way_back: WayBack,
     ) -> Result<Remote<'a>, AgentError> {
-        tracee.block_signals()?;
-        let mut remote = Remote { place, memory, tracee, gadget, stack: 0, own_tid: 0 };
+        memory.write(way_back.state_at, &way_back.state)?;
+        memory.write(way_back.frame_at, &way_back.frame)?;
+        let mut remote = Remote { place, memory, tracee, gadget, way_back, stack: 0, own_tid: 0 };
+        remote.tracee.set_registers(&Registers {
+            rip: gadget,
+            rsp: remote.way_back.frame_at,
+            rax: u64::MAX,
+            orig_rax: u64::MAX,
+            ..*remote.tracee.kept()
+        })?;
+        remote.tracee.block_signals()?;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         remote.stack =
@@ -102,6 +115,7 @@ impl<'a> Remote<'a> {
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let regs = Registers {
             rip: self.gadget,
+            rsp: self.way_back.frame_at,
             rax: number as u64,
             orig_rax: u64::MAX,
             rdi,
@@ -135,17 +149,18 @@ impl<'a> Remote<'a> {
     }
 
     /// Calls a function and returns what it returns. It comes back at a `syscall` instruction, whose system call is
-    /// not made.
+    /// not made. (Without us it is: its number is then the result, which is a pointer or [`START_OK`], no such call.)
     pub(super) fn call(
         &mut self,
         what: &'static str,
         function: u64,
         (first, second): (u64, u64),
     ) -> Result<u64, AgentError> {
-        let top = self.data() - 256;
+        let top = self.data() - 1024;
         // As after a call instruction: the return address, and the stack aligned above it.
         let rsp = (top & !15) - 8;
         self.memory.write(rsp, &self.gadget.to_le_bytes())?;
+        self.memory.write(rsp + 8, &self.way_back.frame)?;
         let regs = Registers {
             rip: function,
             rsp,

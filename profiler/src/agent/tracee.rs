@@ -90,6 +90,11 @@ impl Tracee {
         &self.regs
     }
 
+    /// What a frame needs for the thread's way back: vector state and signal mask.
+    pub(super) fn kept_state(&self) -> (&[u8], u64) {
+        (&self.xstate, self.mask)
+    }
+
     pub(super) fn tid(&self) -> u32 {
         self.tid
     }
@@ -222,9 +227,10 @@ impl Tracee {
         }
         let mut regs = self.regs;
         again_if_cut_short(&mut regs);
-        self.set_registers(&regs)?;
-        self.write_xstate()?;
+        // The registers last: until then the thread's own way back is the one it takes if we die.
         self.set_mask(self.mask)?;
+        self.write_xstate()?;
+        self.set_registers(&regs)?;
         self.detach();
         Ok(())
     }
