@@ -9,6 +9,7 @@ mod paths;
 mod run;
 mod setup;
 mod test;
+mod vm;
 
 use clap::{Parser, Subcommand};
 
@@ -27,6 +28,8 @@ enum Verb {
     Build(build::Options),
     /// Formatting, lints, licences, unit tests and the live tests (root)
     Test(test::Options),
+    /// Boot Debian kernels in QEMU and test on each
+    Vm(vm::Options),
     /// Build, run a workload that stalls, record it, leave the results in demo/
     Demo(demo::Options),
     /// Measure what recording costs, or what a diff finds; writes bench/*.md
@@ -41,6 +44,7 @@ fn main() {
         Verb::Setup(options) => setup::run(&options),
         Verb::Build(options) => build::run(&options),
         Verb::Test(options) => test::run(&options),
+        Verb::Vm(options) => vm::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Bench(options) => bench::run(&options),
         Verb::BenchLoop(options) => bench::looper::run(&options),

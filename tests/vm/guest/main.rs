@@ -1,0 +1,38 @@
+//! The tests of a guest that `cargo xtask vm` boots: what only another kernel, or RDMA devices in software, can show.
+//!
+//! Prints a line for each assertion and the number of those that passed last; runs as root in a guest without anything else.
+
+mod rdma;
+mod rig;
+mod sockets;
+
+use rig::Checks;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [name, peer, times] = arguments.as_slice()
+        && name == "receive"
+    {
+        sockets::receive(peer, times.parse().expect("a number"));
+        return;
+    }
+    let mut checks = Checks::default();
+    doctor(&mut checks);
+    sockets::check(&mut checks);
+    rdma::check(&mut checks);
+    checks.end();
+}
+
+/// The programs are loaded and attached by `doctor`; nothing is missing on these kernels.
+fn doctor(checks: &mut Checks) {
+    let Some(document) = rig::stallscope(checks, &["doctor", "--format", "json"]) else { return };
+    let rows = document["checks"].as_array().cloned().unwrap_or_default();
+    checks.that("doctor has rows", !rows.is_empty(), &document);
+    for row in rows {
+        if row["state"] != "info" {
+            let what = format!("doctor: {}", row["name"].as_str().unwrap_or("?"));
+            checks.that(&what, row["state"] == "ok", &row);
+        }
+    }
+    checks.that("doctor: can record", document["can_record"] == true, &document["can_record"]);
+}
