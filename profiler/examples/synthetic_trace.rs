@@ -145,9 +145,11 @@ impl Job {
         let end_ns = start_ns + 100_000 + (100_000.0 * self.random.share().powi(2) * 4.5) as u64;
         self.free_ns[thread] = end_ns;
         let peers = self.peers.len();
-        // Half of the waits are for eight peers, as in a ring; the others for any.
-        let near = self.random.below(8.min(peers)) + thread * 3;
-        let number = if self.random.below(2) == 0 { near % peers } else { self.random.below(peers) };
+        // A call site belongs to one kind of thread, and each process waits there for four peers.
+        let site = self.random.below(STACKS / THREADS as usize) * THREADS as usize + at as usize;
+        let near = site * 7 + pid as usize + self.random.below(4);
+        // Where there are more peers than call sites, every one has its turn.
+        let number = if peers > STACKS { self.random.below(peers) } else { near % peers };
         let fd = 10 + (number % 500) as i32;
         let socket = tcp(number, self.peers[number], fd);
         let mut wait = Wait {
@@ -163,7 +165,7 @@ impl Job {
             ret: 64 + self.random.below(65_536) as i64,
             arg: 0,
             off_cpu_ns: end_ns - start_ns - 2_000 - self.random.below(5_000) as u64,
-            user_stack: 10_000 + self.random.below(STACKS) as u64,
+            user_stack: 10_000 + site as u64,
             kernel_stack: 0,
             api: Api::None,
             api_start_ns: 0,
