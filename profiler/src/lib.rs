@@ -18,8 +18,10 @@
 pub mod analysis;
 pub mod cli;
 pub mod demo;
+pub mod hash;
 pub mod kernel;
 pub mod model;
+pub mod parallel;
 pub mod probes;
 pub mod random;
 pub mod record;

@@ -1,9 +1,11 @@
 //! The tables of threads and causes, and the totals.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 use super::partition::{Piece, ThreadPartition, clipped};
 use super::report::{CauseRow, Distribution, Domain, ThreadRow, Totals};
+use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::thread::ThreadTrack;
@@ -18,7 +20,7 @@ pub fn thread_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<ThreadR
         .threads
         .iter()
         .zip(partitions)
-        .map(|(track, partition)| thread_row(model, track, partition))
+        .map(|(thread, partition)| thread_row(model, &thread.track, partition))
         .collect()
 }
 
@@ -71,14 +73,25 @@ pub struct Tally {
     pub durations: Vec<u64>,
 }
 
+impl Tally {
+    /// Adds what was tallied of other waits.
+    pub fn append(&mut self, mut other: Tally) {
+        self.waits += other.waits;
+        self.stalled_ns = self.stalled_ns.saturating_add(other.stalled_ns);
+        self.in_flight += other.in_flight;
+        self.polls = self.polls.saturating_add(other.polls);
+        self.durations.append(&mut other.durations);
+    }
+}
+
 /// Adds the stalls of one thread up by `key` (`None`: not in this table). A wait counts once for each key
 /// that has a part of it, with its whole duration.
-pub fn tally<K: Ord + Copy>(
+pub fn tally<K: Ord + Copy + Hash>(
     model: &Model,
     track: &ThreadTrack,
     pieces: &[Piece],
     key: impl Fn(&Piece) -> Option<K>,
-    into: &mut BTreeMap<K, Tally>,
+    into: &mut FastMap<K, Tally>,
 ) {
     for_each_wait(model, track, pieces, key, |key, wait, pieces, is_whole| {
         let tally = into.entry(key).or_default();
@@ -141,11 +154,7 @@ fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u6
 }
 
 /// Causes by stalled time, the largest first. `sched.runq` counts threads and has no single spans.
-pub fn cause_rows(model: &Model, partitions: &[ThreadPartition], threads: &[ThreadRow]) -> Vec<CauseRow> {
-    let mut tallies: BTreeMap<Cause, Tally> = BTreeMap::new();
-    for (track, partition) in model.threads.iter().zip(partitions) {
-        tally(model, track, &partition.pieces, |piece| Some(piece.cause), &mut tallies);
-    }
+pub fn cause_rows(tallies: BTreeMap<Cause, Tally>, threads: &[ThreadRow]) -> Vec<CauseRow> {
     let mut rows: Vec<CauseRow> = tallies
         .into_iter()
         .map(|(cause, tally)| CauseRow {

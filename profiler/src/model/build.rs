@@ -1,17 +1,22 @@
 //! Makes a [`Model`] of a trace's records in one pass. The records may come in any order, twice, or
 //! contradict each other; what makes no sense is dropped and counted.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Read;
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
-use super::thread::{Interval, ThreadTrack};
-use super::wait::{self, WaitSpan};
+use super::packed::{KindId, PackedWaits, StacksId};
+use super::thread::{Interval, StoredThread, ThreadTrack};
+use super::wait::{self, SetId};
 use super::{Model, python};
+use crate::hash::FastMap;
 use crate::trace::record::{
     CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
     ThreadTime, Wait, Window,
 };
+use crate::trace::{Piece, TraceReader, WaitBlock};
 
 /// Loss of records that end before they begin.
 pub const INCONSISTENT: &str = "inconsistent_records";
@@ -49,7 +54,7 @@ struct Track {
     seen_ns: Option<u64>,
     exit_ns: Option<u64>,
     times: Option<(ThreadTime, ThreadTime)>,
-    waits: Vec<WaitSpan>,
+    waits: PackedWaits,
 }
 
 impl Model {
@@ -59,6 +64,16 @@ impl Model {
         for record in records {
             builder.take(record);
         }
+        builder.finish()
+    }
+
+    /// The same from a trace that is read in parallel; `progress` is told how many of its bytes were read.
+    pub fn read<R: Read + Send>(reader: &mut TraceReader<R>, progress: &(dyn Fn(u64) + Sync)) -> Model {
+        let mut builder = Builder::default();
+        reader.for_each(progress, |piece| match piece {
+            Piece::Record(record) => builder.take(record),
+            Piece::Waits(block) => builder.block(block),
+        });
         builder.finish()
     }
 }
@@ -212,10 +227,53 @@ impl Builder {
             return;
         }
         self.saw(wait.end_ns);
+        let sockets = std::mem::take(&mut wait.sockets);
+        let kind = self.kind(&wait, &sockets);
+        let stacks = self.model.waits.stacks(wait.user_stack, wait.kernel_stack);
+        let thread = self.track_index(wait.pid, wait.tid);
+        self.add(&wait, thread, kind, stacks);
+    }
+
+    /// A block of waits: what repeats is looked up once in it.
+    fn block(&mut self, block: WaitBlock) {
+        let mut threads: Vec<Option<usize>> = vec![None; block.threads().len()];
+        let tables = &mut self.model.waits;
+        let stacks: Vec<StacksId> =
+            block.stacks().iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
+        let mut kinds: FastMap<(u32, u32, i32), KindId> = FastMap::default();
+        block.for_each(|block, refs, wait| {
+            if wait.end_ns < wait.start_ns {
+                self.inconsistent += 1;
+                return;
+            }
+            self.saw(wait.end_ns);
+            let kind = match kinds.entry((refs.shape, refs.list, wait.fd)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(place) => *place.insert(self.kind(&wait, &block.sockets(refs.list))),
+            };
+            let Some(slot) = threads.get_mut(refs.thread as usize) else { return };
+            let thread = *slot.get_or_insert_with(|| self.track_index(wait.pid, wait.tid));
+            let Some(stacks) = stacks.get(refs.stack as usize) else { return };
+            self.add(&wait, thread, kind, *stacks);
+        });
+    }
+
+    /// The kind of a wait on these sockets.
+    fn kind(&mut self, wait: &Wait, sockets: &[Socket]) -> KindId {
+        let model = &mut self.model;
         // The probes describe no more; more in a trace is damage.
-        wait.sockets.truncate(4 * WAIT_SOCKS);
-        let span = wait::fold(&wait, &mut self.model.sockets, &mut self.model.sets, &mut self.model.names);
-        self.track(wait.pid, wait.tid).waits.push(span);
+        let sockets = sockets.get(..4 * WAIT_SOCKS).unwrap_or(sockets);
+        let Model { sockets: table, sets, names, .. } = model;
+        let set = wait::fold_set(wait.call, wait.fd, sockets, table, sets, names);
+        model.waits.kind(&wait::fold(wait, set), model.sets.get(set))
+    }
+
+    /// Keeps a wait; what it waits for, and from where, is told by `kind` and `stacks`.
+    fn add(&mut self, wait: &Wait, thread: usize, kind: KindId, stacks: StacksId) {
+        let span = wait::fold(wait, SetId::default());
+        if let Some(track) = self.threads.get_mut(thread) {
+            track.waits.push(&span, &self.model.waits, kind, stacks);
+        }
     }
 
     fn handshake(&mut self, handshake: Handshake) {
@@ -246,12 +304,17 @@ impl Builder {
     }
 
     fn track(&mut self, pid: u32, tid: u32) -> &mut Track {
+        let index = self.track_index(pid, tid);
+        &mut self.threads[index]
+    }
+
+    fn track_index(&mut self, pid: u32, tid: u32) -> usize {
         let next = self.threads.len();
         let index = *self.thread_ids.entry((pid, tid)).or_insert(next);
         if index == next {
             self.threads.push(Track { pid, tid, ..Track::default() });
         }
-        &mut self.threads[index]
+        index
     }
 
     fn finish(mut self) -> Model {
@@ -262,11 +325,9 @@ impl Builder {
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
         for track in self.threads {
-            let (track, duplicates) = track.finish(whole);
-            self.duplicate += duplicates;
-            model.threads.push(track);
+            model.threads.push(track.finish(whole));
         }
-        model.threads.sort_by_key(|track| (track.pid, track.tid));
+        model.threads.sort_by_key(|thread| (thread.track.pid, thread.track.tid));
         let duplicate = &mut self.duplicate;
         sort(&mut model.dns_messages, |message| (message.time_ns, message.pid, message.tid), duplicate);
         sort(&mut model.api_calls, |call| (call.time_ns, call.pid, call.tid), duplicate);
@@ -309,6 +370,11 @@ fn sort<T: PartialEq>(records: &mut Vec<T>, key: impl Fn(&T) -> (u64, u32, u32),
     *duplicate += (before - records.len()) as u64;
 }
 
+/// Counts waits that were found to be in the trace twice.
+pub fn add_duplicates(model: &mut Model, count: u64) {
+    add_loss(&mut model.losses, DUPLICATE, count, false);
+}
+
 fn add_loss(losses: &mut BTreeMap<String, (u64, bool)>, what: &str, count: u64, events: bool) {
     if count > 0 {
         let entry = losses.entry(what.to_owned()).or_insert((0, events));
@@ -317,21 +383,9 @@ fn add_loss(losses: &mut BTreeMap<String, (u64, bool)>, what: &str, count: u64, 
 }
 
 impl Track {
-    /// Sorts the waits and says when the thread was there. The second value counts duplicates.
-    fn finish(mut self, window: Interval) -> (ThreadTrack, u64) {
-        // Of records of the same call the one that saw its end, then the longer one, comes first and stays.
-        self.waits.sort_by_key(|wait| {
-            (wait.start_ns, wait.call, wait.fd, wait.flags.in_flight, std::cmp::Reverse(wait.end_ns))
-        });
-        let before = self.waits.len();
-        self.waits.dedup_by(|next, kept| {
-            next.start_ns == kept.start_ns
-                && next.call == kept.call
-                && next.fd == kept.fd
-                && next.flags.nonblocking == kept.flags.nonblocking
-        });
-        let duplicates = (before - self.waits.len()) as u64;
-        self.waits.sort_by_key(|wait| (wait.start_ns, std::cmp::Reverse(wait.end_ns)));
+    /// Says when the thread was there.
+    fn finish(mut self, window: Interval) -> StoredThread {
+        self.waits.finish();
         let (presence, born) = self.presence(window);
         let track = ThreadTrack {
             pid: self.pid,
@@ -339,15 +393,18 @@ impl Track {
             presence,
             born,
             times: self.times,
-            waits: self.waits,
+            spins: self.waits.has_spins(),
+            first: 0,
+            waits: Vec::new(),
         };
-        (track, duplicates)
+        StoredThread { track, waits: self.waits }
     }
 
     /// A wait before the known birth, or one that begins after the exit, shows that the id stands for
     /// more than one thread: then the presence is taken to be the whole.
     fn presence(&self, window: Interval) -> (Interval, bool) {
-        let first_wait = self.waits.first().map(|wait| wait.start_ns);
+        let starts = self.waits.starts();
+        let first_wait = starts.map(|(first, _)| first);
         let known = self.birth_ns.or(self.seen_ns).or(self.times.map(|(first, _)| first.time_ns));
         let start_ns = match (known, first_wait) {
             (Some(known), Some(wait)) => known.min(wait),
@@ -355,7 +412,7 @@ impl Track {
             (None, None) => window.start_ns,
         };
         let born = self.birth_ns.is_some_and(|birth| birth == start_ns && birth >= window.start_ns);
-        let last_start = self.waits.last().map_or(start_ns, |wait| wait.start_ns).max(start_ns);
+        let last_start = starts.map_or(start_ns, |(_, last)| last).max(start_ns);
         let end_ns = self.exit_ns.filter(|exit| *exit >= last_start).unwrap_or(window.end_ns);
         let presence = Interval { start_ns, end_ns }.clip(window);
         let presence = if presence.is_empty() {

@@ -122,21 +122,32 @@ fn interest(call: Call, call_fd: i32, socket: &Socket) -> Interest {
     if writes { Interest::Write } else { Interest::Read }
 }
 
-/// Takes a decoded wait into the tables.
-pub fn fold(wait: &Wait, sockets: &mut SocketTable, sets: &mut SetTable, names: &mut Interner) -> WaitSpan {
+/// The set of descriptors that a call on `sockets` waits for.
+pub fn fold_set(
+    call: Call,
+    fd: i32,
+    wait_sockets: &[Socket],
+    sockets: &mut SocketTable,
+    sets: &mut SetTable,
+    names: &mut Interner,
+) -> SetId {
     // The kernel adds errors and hang-ups to what an item asks for, so one that asks for nothing is disarmed
     // (`EPOLLONESHOT`); nothing anywhere means that the events are not known.
-    let armed = is_epoll(wait.call) && wait.sockets.iter().any(|socket| socket.events != 0);
-    let set: Vec<Awaited> = wait
-        .sockets
+    let armed = is_epoll(call) && wait_sockets.iter().any(|socket| socket.events != 0);
+    let set: Vec<Awaited> = wait_sockets
         .iter()
         .filter(|socket| !armed || socket.events != 0)
         .map(|socket| Awaited {
             socket: sockets.intern(socket, names),
             state: socket.state,
-            interest: interest(wait.call, wait.fd, socket),
+            interest: interest(call, fd, socket),
         })
         .collect();
+    sets.intern(&set)
+}
+
+/// A decoded wait on this set.
+pub fn fold(wait: &Wait, set: SetId) -> WaitSpan {
     let ret = i32::try_from(wait.ret).unwrap_or(if wait.ret < 0 { i32::MIN } else { i32::MAX });
     WaitSpan {
         start_ns: wait.start_ns,
@@ -144,7 +155,7 @@ pub fn fold(wait: &Wait, sockets: &mut SocketTable, sets: &mut SetTable, names: 
         api_start_ns: wait.api_start_ns,
         user_stack: wait.user_stack,
         kernel_stack: wait.kernel_stack,
-        set: sets.intern(&set),
+        set,
         fd: wait.fd,
         polls: wait.polls,
         ret,

@@ -25,20 +25,34 @@ use self::profile::{Profile, Stacks};
 use self::reduce::Reducer;
 use self::series::Series;
 use self::table::Tables;
+use super::OnProgress;
 use super::connects::Connects;
 use super::context::Context;
 use super::partition::partition;
 use super::report::TraceState;
 use crate::model::Model;
+use crate::model::packed::Portion;
+use crate::parallel::in_order;
 
-/// Reduces a recording that is in memory as a whole.
-pub fn profile_of(model: Model, state: TraceState) -> Profile {
+/// Reduces a recording that is in memory as a whole, and tells how far it is.
+pub fn profile_of(model: Model, state: TraceState, progress: OnProgress<'_>) -> Profile {
     let mut reducer = Reducer::default();
     let connects = Connects::new(&model);
     let context = Context::new(&model);
-    for track in &model.threads {
-        reducer.take(&model, &connects, track, &partition(&context, track));
-    }
+    let partitioned = |(thread, portion): (usize, Portion)| {
+        let (track, _) = model.portion(model.threads.get(thread)?, &portion);
+        let part = partition(&context, &track);
+        Some((track, part))
+    };
+    let portions = model.portions();
+    let (mut done, all) = (0, portions.len() as u64);
+    in_order(portions.into_iter(), partitioned, |portion| {
+        done += 1;
+        progress(done, all);
+        if let Some((track, part)) = portion {
+            reducer.take(&model, &connects, &track, &part);
+        }
+    });
     drop(context);
     reducer.finish(model, state)
 }

@@ -194,6 +194,7 @@ impl Reducer {
             direction: if writes { "send" } else { "recv" },
             durations,
         });
+        let threads = model.threads.iter().map(|thread| &thread.track);
         Profile {
             duration_ns: model.whole().len(),
             stalled_ns: self.stalled_ns,
@@ -205,7 +206,7 @@ impl Reducer {
             hops: round_trips(&model, &mut self.places),
             sites,
             repeats,
-            running: model.threads.iter().map(|track| ((track.pid, track.tid), cpu_times(track).0)).collect(),
+            running: threads.map(|track| ((track.pid, track.tid), cpu_times(track).0)).collect(),
             merged_waits: self.merged_waits,
             names: Analysis {
                 processes: model.processes.into_iter().map(|(pid, process)| (pid, process.comm)).collect(),
