@@ -115,7 +115,7 @@ impl Connects {
             Some(track)
         };
         in_order(portions, about_attempts, |track| {
-            for track in track.iter() {
+            if let Some(track) = &track {
                 track.waits.iter().for_each(|wait| connects.join_wait(model, track, wait));
             }
         });

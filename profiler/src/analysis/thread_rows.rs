@@ -86,7 +86,7 @@ impl Tally {
 
 /// Adds the stalls of one thread up by `key` (`None`: not in this table). A wait counts once for each key
 /// that has a part of it, with its whole duration.
-pub fn tally<K: Ord + Copy + Hash>(
+pub(super) fn tally<K: Ord + Copy + Hash>(
     model: &Model,
     track: &ThreadTrack,
     pieces: &[Piece],

@@ -244,12 +244,11 @@ impl Seen {
         } else {
             Rows::new(kind, payload, records, block.offset).map(Current::Rows)
         };
-        match current {
-            Some(current) => self.current = current,
-            None => {
-                let what = format!("a block of kind {} cannot be decoded", kind.name());
-                self.damage.add(block.offset, &what, u64::from(block.header.stored_len));
-            }
+        if let Some(current) = current {
+            self.current = current;
+        } else {
+            let what = format!("a block of kind {} cannot be decoded", kind.name());
+            self.damage.add(block.offset, &what, u64::from(block.header.stored_len));
         }
     }
 }
