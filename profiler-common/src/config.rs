@@ -91,6 +91,8 @@ pub struct Offsets {
     pub task_restart_fn: u32,
     /// Time that the task has waited for a processor, ever.
     pub task_run_delay: u32,
+    /// Time that the task has run, ever; as of the last tick or switch.
+    pub task_sum_exec: u32,
     pub tcp_snd_wnd: u32,
     pub tcp_snd_una: u32,
     pub tcp_snd_nxt: u32,
@@ -103,7 +105,7 @@ pub const NO_OFFSET: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Target>() == 8);
 const _: () = assert!(size_of::<Settings>() == 24);
-const _: () = assert!(size_of::<Offsets>() == 52 * 4);
+const _: () = assert!(size_of::<Offsets>() == 53 * 4);
 
 #[cfg(feature = "user")]
 mod pod {

@@ -38,9 +38,15 @@ pub enum Loss {
     TargetTable = 9,
     /// A thread's stacks were new too often: a wait goes without user frames.
     StackCopiesLimited = 10,
+    /// Ring buffer full: a posted request or a completion was lost.
+    VerbsRing = 11,
+    /// A list of requests was longer than is followed, or could not be read to its end.
+    VerbsList = 12,
+    /// The table of samples was full: a thread is not sampled.
+    SampleTable = 13,
 }
 
-pub const LOSS_COUNT: usize = 11;
+pub const LOSS_COUNT: usize = 14;
 
 impl Loss {
     pub const ALL: [Loss; LOSS_COUNT] = [
@@ -55,6 +61,9 @@ impl Loss {
         Loss::PollSetTruncated,
         Loss::TargetTable,
         Loss::StackCopiesLimited,
+        Loss::VerbsRing,
+        Loss::VerbsList,
+        Loss::SampleTable,
     ];
 
     /// Name in the trace's loss table.
@@ -72,6 +81,9 @@ impl Loss {
             Loss::PollSetTruncated => "poll_set_truncated",
             Loss::TargetTable => "target_table_full",
             Loss::StackCopiesLimited => "stack_copies_limited",
+            Loss::VerbsRing => "verbs_ring_full",
+            Loss::VerbsList => "verbs_list_cut",
+            Loss::SampleTable => "sample_table_full",
         }
     }
 
@@ -80,7 +92,11 @@ impl Loss {
     pub const fn is_event(self) -> bool {
         !matches!(
             self,
-            Loss::StackTruncated | Loss::PollSetTruncated | Loss::StackRing | Loss::StackCopiesLimited
+            Loss::StackTruncated
+                | Loss::PollSetTruncated
+                | Loss::StackRing
+                | Loss::StackCopiesLimited
+                | Loss::SampleTable
         )
     }
 }

@@ -6,12 +6,14 @@
 
 #![no_std]
 
+pub mod agent;
 pub mod call;
 pub mod config;
 pub mod counter;
 pub mod record;
 pub mod stack;
 pub mod table;
+pub mod verbs;
 
 pub use call::{Api, Call};
 pub use config::{Offsets, Settings, Target};
@@ -21,4 +23,4 @@ pub use record::{
     StackRecord, WaitRecord,
 };
 pub use stack::{Shape, ShapeKey, Shapes};
-pub use table::{NonblockingKey, NonblockingWait};
+pub use table::{NonblockingKey, NonblockingWait, SampleCounts, SampleKey};

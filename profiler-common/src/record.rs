@@ -27,6 +27,14 @@ pub enum RecordKind {
     Life = 6,
     /// [`StackRecord`], followed by `frames` program counters (`u64`) and `snippet` bytes of the stack.
     Stack = 7,
+    /// [`ThreadTimeRecord`].
+    ThreadTime = 8,
+    /// [`VerbsPostRecord`](crate::verbs::VerbsPostRecord).
+    VerbsPost = 48,
+    /// [`VerbsCompletionRecord`](crate::verbs::VerbsCompletionRecord).
+    VerbsCompletion = 49,
+    /// [`VerbsImageRecord`](crate::verbs::VerbsImageRecord).
+    VerbsImage = 50,
 }
 
 impl RecordKind {
@@ -40,6 +48,10 @@ impl RecordKind {
             5 => RecordKind::Retransmit,
             6 => RecordKind::Life,
             7 => RecordKind::Stack,
+            8 => RecordKind::ThreadTime,
+            48 => RecordKind::VerbsPost,
+            49 => RecordKind::VerbsCompletion,
+            50 => RecordKind::VerbsImage,
             _ => return None,
         })
     }
@@ -96,7 +108,8 @@ pub struct WaitRecord {
     pub polls: u32,
     /// Result as the kernel returned it (negative: -errno). 0 in flight.
     pub ret: i64,
-    /// Time asleep inside, from `sched_switch`; 0 where unknown.
+    /// Time asleep inside: from each `sched_switch` away to the wake-up, without the wait for a processor after it.
+    /// 0 where unknown.
     pub off_cpu_ns: u64,
     /// Id of the user stack, 0: none. The stack itself comes in a [`StackRecord`].
     pub user_stack: u64,
@@ -113,6 +126,16 @@ pub struct WaitRecord {
     /// Second and third raw argument where they tell something: time-out in milliseconds of `poll` and
     /// `epoll_wait` (-1: none), operation of `futex`.
     pub arg: i32,
+    /// Beginning of the first sleep inside; 0: it did not sleep, or `WAIT_TIMED` is not set.
+    pub sleep_ns: u64,
+    /// The wake-up that ended the last one. What follows is the wait for a processor and work.
+    pub wake_ns: u64,
+    /// Time inside in which the thread waited for a processor.
+    pub runq_ns: u64,
+    /// Thread that held the lock of a `futex` call when this one went to sleep, by its id in its own PID namespace;
+    /// 0: the word does not tell.
+    pub owner: u32,
+    pub reserved: u32,
 }
 
 /// The thread entered the call before the recording; `start_ns` is the best lower bound of its age.
@@ -127,6 +150,13 @@ pub const WAIT_SLEPT: u16 = 8;
 pub const WAIT_PAUSED: u16 = 16;
 /// Not all descriptors of the set were looked at, and none of those that were is a listening socket.
 pub const WAIT_SET_CUT: u16 = 32;
+
+/// The scheduler's probes ran: `sleep_ns`, `wake_ns` and `runq_ns` say where the thread slept, and that it did not
+/// where they are 0.
+pub const WAIT_TIMED: u16 = 64;
+
+/// Set in `WaitRecord::arg` of `futex`: the word had the value by which locks without an owner's id are contended.
+pub const FUTEX_CONTENDED: i32 = 1 << 16;
 
 /// A DNS message that was sent or received, or the error in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,6 +248,19 @@ pub const LIFE_EXEC: u32 = 3;
 /// One thread ended.
 pub const LIFE_EXIT: u32 = 4;
 
+/// What a thread had of the processors when it ended, by the kernel's own account, since its birth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ThreadTimeRecord {
+    pub header: Header,
+    pub time_ns: u64,
+    pub tgid: u32,
+    pub tid: u32,
+    pub running_ns: u64,
+    /// Waiting for one.
+    pub runnable_ns: u64,
+}
+
 /// A stack that was not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -250,13 +293,14 @@ pub const WAIT_SOCKS: usize = 16;
 
 const _: () = assert!(size_of::<Header>() == 8);
 const _: () = assert!(size_of::<SockRecord>() == 64);
-const _: () = assert!(size_of::<WaitRecord>() == 120);
+const _: () = assert!(size_of::<WaitRecord>() == 152);
 const _: () = assert!(size_of::<DnsRecord>() == 112);
 const _: () = assert!(size_of::<ApiRecord>() == 160);
 const _: () = assert!(size_of::<HandshakeRecord>() == 112);
 const _: () = assert!(size_of::<RetransmitRecord>() == 88);
 const _: () = assert!(size_of::<LifeRecord>() == 48);
 const _: () = assert!(size_of::<StackRecord>() == 64);
+const _: () = assert!(size_of::<ThreadTimeRecord>() == 40);
 
 #[cfg(feature = "user")]
 mod pod {

@@ -30,6 +30,8 @@ pub struct NonblockingWait {
     pub last_ns: u64,
     /// Time that the thread had waited for a processor then, ever.
     pub run_delay_ns: u64,
+    /// The same at the first look.
+    pub start_run_delay_ns: u64,
     pub tgid: u32,
     /// Looks so far.
     pub polls: u32,
@@ -46,8 +48,32 @@ pub struct NonblockingWait {
     pub sock: SockRecord,
 }
 
+/// Key of the map `SAMPLES`: a thread of a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SampleKey {
+    pub tgid: u32,
+    pub tid: u32,
+}
+
+/// How often the clock of a processor found the thread on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SampleCounts {
+    pub samples: u64,
+    /// Of these: in a call that looks whether a descriptor or a poll set has something, or right behind one that found
+    /// nothing.
+    pub looking: u64,
+    /// Samples within waits on non-blocking descriptors.
+    pub waiting: u64,
+    /// Of those: the thread was about something else than looking.
+    pub working: u64,
+}
+
+const _: () = assert!(size_of::<SampleKey>() == 8);
+const _: () = assert!(size_of::<SampleCounts>() == 32);
 const _: () = assert!(size_of::<NonblockingKey>() == 16);
-const _: () = assert!(size_of::<NonblockingWait>() == 144);
+const _: () = assert!(size_of::<NonblockingWait>() == 152);
 
 #[cfg(feature = "user")]
 mod pod {
@@ -55,4 +81,8 @@ mod pod {
     unsafe impl aya::Pod for super::NonblockingKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::NonblockingWait {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SampleKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SampleCounts {}
 }

@@ -8,14 +8,15 @@ use profiler_common::Call;
 use profiler_common::call::RESTART_CALL;
 use profiler_common::record::WAIT_SLEPT;
 
-use crate::call_class::{ACCEPT, ANY_FILE, ON_SOCKET, POLL, RECEIVE, SEND};
+use crate::call_class::{ACCEPT, ANY_FILE, ON_SET, ON_SOCKET, POLL, RECEIVE, SEND};
 use crate::mem::user_bytes;
 use crate::regs::{Regs, UserRegs};
+use crate::sched::run_delay_ns;
 use crate::socket::AF_UNIX;
 use crate::thread::{self, NO_DEST, NO_SOCK, Thread};
 use crate::user_memory::{Current, UserMemory};
 use crate::wait::End;
-use crate::{dns, emit, maps, nonblocking, settings, socket, stack, tcp, wait};
+use crate::{dns, emit, maps, nonblocking, sample, settings, socket, stack, tcp, wait};
 
 const EINTR: u32 = 4;
 const EAGAIN: u32 = 11;
@@ -84,6 +85,7 @@ fn enter(ctx: &BtfTracePointContext) -> Option<()> {
     }
     // SAFETY: no preconditions.
     thread.enter(call, number as u32, regs.args(), unsafe { bpf_ktime_get_ns() });
+    thread.run_delay_ns = run_delay_ns();
     if call == Call::Connect as u32 {
         note_dest(thread);
     }
@@ -152,37 +154,44 @@ fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> 
     let totals = emit::totals(call)?;
     totals.seen += 1;
     thread.restart = if error == ERESTART_RESTARTBLOCK { call } else { 0 };
-    let recorded = fold(thread, id, &Return { regs, ret, error, now_ns })
-        || (lasted_ns < settings::min_stall_ns() && !has_failed(call, error));
-    if recorded {
+    let ended = Ended { ret, now_ns, regs: UserRegs::from(regs), error, reserved: 0 };
+    let min_ns = settings::min_stall_ns();
+    // Who asks for every call gets those without a sleep too.
+    let is_no_wait = lasted_ns < min_ns || (min_ns > 0 && thread.stayed_awake());
+    if fold(thread, id, &ended) != 0 || (is_no_wait && !has_failed(call, error)) {
         totals.below += 1;
         totals.below_ns += lasted_ns;
         return None;
     }
-    record(thread, id, &Return { regs, ret, error, now_ns });
+    record(thread, id, &ended);
     Some(())
 }
 
 /// How a call came back.
-struct Return<'a> {
-    regs: &'a Regs,
-    ret: i64,
+#[repr(C)]
+pub struct Ended {
+    pub ret: i64,
+    pub now_ns: u64,
+    pub regs: UserRegs,
     /// errno, or one of the kernel's own above 511; 0: none.
-    error: u32,
-    now_ns: u64,
+    pub error: u32,
+    pub reserved: u32,
 }
 
-impl Return<'_> {
+impl Ended {
     #[inline(always)]
     fn is_interrupted(&self) -> bool {
         self.error == EINTR || (self.error >= ERESTARTSYS && self.error <= ERESTART_RESTARTBLOCK)
     }
 }
 
-/// What a transfer means beside its duration: looks at non-blocking descriptors, progress on them, DNS messages. True
-/// where the call is folded into a wait that lasts on.
-#[inline(always)]
-fn fold(thread: &mut Thread, id: u64, back: &Return<'_>) -> bool {
+/// What a transfer means beside its duration: looks at non-blocking descriptors, progress on them, DNS messages. Not
+/// 0 where the call is folded into a wait that lasts on.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn fold(thread: *mut Thread, id: u64, ended: *const Ended) -> u32 {
+    // SAFETY: callers pass a thread's entry and how its call ended, on their stack.
+    let (Some(thread), Some(back)) = (unsafe { (thread.as_mut(), ended.as_ref()) }) else { return 0 };
     let call = thread.call;
     let tid = id as u32;
     let fd = thread.args[0] as u32;
@@ -191,14 +200,13 @@ fn fold(thread: &mut Thread, id: u64, back: &Return<'_>) -> bool {
         if back.error == EAGAIN {
             // A time-out is no look. An empty error queue is not what anybody waits for.
             if thread.flags & u32::from(WAIT_SLEPT) != 0 || dns::reads_errors(thread) {
-                return false;
+                return 0;
             }
-            let regs = UserRegs::from(back.regs);
-            nonblocking::look(thread, &nonblocking::key(tid, fd, receive), &regs, back.now_ns);
-            return true;
+            nonblocking::look(thread, &nonblocking::key(tid, fd, receive), &back.regs, back.now_ns);
+            return 1;
         }
         if back.is_interrupted() {
-            return false;
+            return 0;
         }
         if thread.open_nonblocking > 0 {
             nonblocking::progress(thread, &nonblocking::key(tid, fd, receive), back.now_ns, back.ret);
@@ -206,17 +214,20 @@ fn fold(thread: &mut Thread, id: u64, back: &Return<'_>) -> bool {
         if ACCEPT.has(call) {
             own_accepted(thread, back.ret);
         } else if dns::carries(call) {
-            let ended = dns::Ended { ret: back.ret, now_ns: back.now_ns, sp: back.regs.sp() };
-            dns::messages(thread, tid, &ended);
+            dns::messages(thread, tid, back);
         }
-    } else if POLL.has(call) {
-        let ended = dns::Ended { ret: back.ret, now_ns: back.now_ns, sp: back.regs.sp() };
-        dns::poll_errors(thread, tid, &ended);
+    } else if ON_SET.has(call) {
+        if POLL.has(call) {
+            dns::poll_errors(thread, tid, back);
+        }
+        if back.ret == 0 && thread.stayed_awake() {
+            sample::looked(thread, tid, back.now_ns);
+        }
     } else if call == Call::Close as u32 && thread.open_nonblocking > 0 {
         nonblocking::progress(thread, &nonblocking::key(tid, fd, true), back.now_ns, back.ret);
         nonblocking::progress(thread, &nonblocking::key(tid, fd, false), back.now_ns, back.ret);
     }
-    false
+    0
 }
 
 /// Remembers a connection that was accepted, for its retransmits.
@@ -247,15 +258,19 @@ fn has_failed(call: u32, error: u32) -> bool {
     error < 128 && half >> (error & 63) & 1 != 0
 }
 
-#[inline(always)]
-fn record(thread: &mut Thread, id: u64, back: &Return<'_>) {
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn record(thread: *mut Thread, id: u64, ended: *const Ended) -> u32 {
+    // SAFETY: as above.
+    let (Some(thread), Some(back)) = (unsafe { (thread.as_mut(), ended.as_ref()) }) else { return 0 };
     let tid = id as u32;
     wait::resolve(thread, tid, Current);
     if ANY_FILE.has(thread.call) && thread.sock.family == 0 {
-        return;
+        return 0;
     }
-    let regs = UserRegs::from(back.regs);
-    let user_stack = stack::user(&regs, id);
-    let end = End { now_ns: back.now_ns, ret: back.ret, flags: 0, user_stack, regs };
+    let user_stack = stack::user(&back.regs, id);
+    let runq_ns = run_delay_ns().saturating_sub(thread.run_delay_ns);
+    let end = End { now_ns: back.now_ns, ret: back.ret, runq_ns, flags: 0, user_stack, regs: back.regs };
     wait::emit(thread, tid, &end, Current);
+    0
 }

@@ -3,6 +3,7 @@
 use profiler_common::record::{DNS_CAPTURE, Header, RecordKind};
 use profiler_common::{Call, DnsRecord, Loss};
 
+use crate::call::Ended;
 use crate::call_class::{ACCEPT, ANY_FILE, RECEIVE, SEND, WITH_HEADS};
 use crate::mem::{member, user_bytes};
 use crate::repeat::{DONE, ON, repeat};
@@ -64,34 +65,27 @@ struct MessageHead {
 const MMSGHDR: u64 = 64;
 const MMSGHDR_LEN: u64 = 56;
 
-/// The end of a call.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Ended {
-    pub ret: i64,
-    pub now_ns: u64,
-    /// User-mode stack pointer.
-    pub sp: u64,
-}
-
 /// Looks whether the call that ends carried DNS messages, and records them.
-#[inline(always)]
-pub fn messages(thread: &mut Thread, tid: u32, ended: &Ended) {
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn messages(thread: *mut Thread, tid: u32, ended: *const Ended) -> u32 {
+    // SAFETY: callers pass a thread's entry and how its call ended, on their stack.
+    let (Some(thread), Some(ended)) = (unsafe { (thread.as_mut(), ended.as_ref()) }) else { return 0 };
     let call = thread.call;
     // Where the message was to go to is in memory that is at hand; what the socket is connected to is far away.
     if call == Call::Sendto as u32 && thread.args[4] != 0 && port_at(thread.args[4]) != PORT {
-        return;
+        return 0;
     }
     let file = own_file(thread.args[0] as u32);
     if file == 0 || (ANY_FILE.has(call) && !is_socket(file)) {
-        return;
+        return 0;
     }
     let port = peer_port(file);
     // A socket that is not connected has the address in the call.
     if port != PORT && (port != 0 || !may_name_server(thread)) {
-        return;
+        return 0;
     }
-    record_call(thread, tid, file, ended);
+    record_call(thread, tid, file, ended)
 }
 
 /// The port that a socket is connected to, 0: none.
@@ -139,7 +133,7 @@ pub fn poll_errors(thread: &mut Thread, tid: u32, ended: &Ended) {
     let (array, count) = (thread.args[0], thread.args[1]);
     if ended.ret > 0 && count <= u64::from(POLLED) {
         let mut errors =
-            Errors { thread, array, count, now_ns: ended.now_ns, sp: ended.sp, tid, reserved: 0 };
+            Errors { thread, array, count, now_ns: ended.now_ns, sp: ended.regs.sp, tid, reserved: 0 };
         repeat(POLLED, error_step, &mut errors);
     }
 }
@@ -202,7 +196,7 @@ pub fn reads_errors(thread: &Thread) -> bool {
 
 #[inline(never)]
 fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
-    let Ended { ret, now_ns, sp } = *ended;
+    let (ret, now_ns, sp) = (ended.ret, ended.now_ns, ended.regs.sp);
     let call = thread.call;
     let args = thread.args;
     let flags = receive_flags(thread);
@@ -245,7 +239,7 @@ struct Many {
 
 #[inline(always)]
 fn record_many(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
-    let Ended { ret, now_ns, sp } = *ended;
+    let (ret, now_ns, sp) = (ended.ret, ended.now_ns, ended.regs.sp);
     let vector = thread.args[1];
     let mut many = Many { thread, vector, ret, file, now_ns, sp, tid, reserved: 0 };
     repeat(MESSAGES, many_step, &mut many);

@@ -4,8 +4,10 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_get_current_comm, bpf_ktime_get_ns};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
-use profiler_common::config::TARGET_FOLLOW;
-use profiler_common::record::{Header, LIFE_EXEC, LIFE_EXIT, LIFE_FORK, LIFE_THREAD, RecordKind};
+use profiler_common::config::{NO_OFFSET, TARGET_FOLLOW};
+use profiler_common::record::{
+    Header, LIFE_EXEC, LIFE_EXIT, LIFE_FORK, LIFE_THREAD, RecordKind, ThreadTimeRecord,
+};
 use profiler_common::{LifeRecord, Loss, Target};
 
 use crate::maps::{SETS, TARGETS, THREADS, mark};
@@ -67,8 +69,9 @@ pub fn life_exit(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     forget(id as u32);
-    emit_current(LIFE_EXIT, id);
     let task: u64 = ctx.arg(0);
+    emit_times(task, id);
+    emit_current(LIFE_EXIT, id);
     let signal: u64 = member(task, offset!(task_signal));
     // The count is down already when the last thread comes here.
     if signal != 0 && member::<u32>(signal, offset!(signal_live)) == 0 {
@@ -82,6 +85,24 @@ fn forget(tid: u32) {
     // A thread of which nothing was kept is forgotten already.
     let _ = THREADS.remove(tid);
     let _ = SETS.remove(tid);
+}
+
+/// Userspace reads the account of a thread once a second; of one that ends this is the last chance.
+#[inline(always)]
+fn emit_times(task: u64, id: u64) {
+    if offset!(task_sum_exec) == NO_OFFSET || offset!(task_run_delay) == NO_OFFSET {
+        return;
+    }
+    let record = ThreadTimeRecord {
+        header: Header { kind: RecordKind::ThreadTime as u32, len: size_of::<ThreadTimeRecord>() as u32 },
+        // SAFETY: no preconditions.
+        time_ns: unsafe { bpf_ktime_get_ns() },
+        tgid: (id >> 32) as u32,
+        tid: id as u32,
+        running_ns: member(task, offset!(task_sum_exec)),
+        runnable_ns: member(task, offset!(task_run_delay)),
+    };
+    emit::record(&record, Loss::OtherRing);
 }
 
 #[inline(always)]

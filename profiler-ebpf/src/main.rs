@@ -9,6 +9,7 @@ mod call;
 mod call_class;
 mod dns;
 mod emit;
+mod futex;
 mod life;
 mod maps;
 mod mem;
@@ -16,6 +17,7 @@ mod nonblocking;
 mod poll_set;
 mod regs;
 mod repeat;
+mod sample;
 mod sched;
 mod settings;
 mod snapshot;
@@ -24,6 +26,7 @@ mod stack;
 mod tcp;
 mod thread;
 mod user_memory;
+mod verbs;
 mod wait;
 
 /// Several helpers are for GPL-compatible programs only.

@@ -6,7 +6,8 @@ use profiler_common::call::{CALL_COUNT, CALL_TABLE};
 use profiler_common::config::MARK_COUNT;
 use profiler_common::counter::LOSS_COUNT;
 use profiler_common::{
-    CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, ShapeKey, Shapes, Target,
+    CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, SampleCounts, SampleKey, ShapeKey, Shapes,
+    Target,
 };
 
 use crate::stack::{KernelStack, UserStack};
@@ -42,6 +43,15 @@ pub static CALLS: Array<u16> = Array::with_max_entries(CALL_TABLE, 0);
 #[map]
 pub static RESTARTS: HashMap<u64, u32> = HashMap::with_max_entries(16, 0);
 
+/// Its one place is not 0 when `sleep_switch` runs, so that a wait without a sleep did not sleep.
+#[map]
+static SCHED_SEEN: Array<u32> = Array::with_max_entries(1, 0);
+
+#[inline(always)]
+pub fn are_sleeps_seen() -> bool {
+    SCHED_SEEN.get(0).is_some_and(|seen| *seen != 0)
+}
+
 /// Threads of the targets that were seen in a watched call, by id.
 #[map]
 pub static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(16384, 0);
@@ -62,6 +72,10 @@ pub static EVENTS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
 
 #[map]
 pub static NONBLOCKING: HashMap<NonblockingKey, NonblockingWait> = HashMap::with_max_entries(16384, 0);
+
+/// Threads that were found on a processor.
+#[map]
+pub static SAMPLES: HashMap<SampleKey, SampleCounts> = HashMap::with_max_entries(16384, 0);
 
 /// Handshakes that last, by the socket's address.
 #[map]

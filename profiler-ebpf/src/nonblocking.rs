@@ -1,34 +1,22 @@
 //! Waits on non-blocking descriptors: one record from the first look that found nothing to the next progress,
 //! however often the program looked.
 
-use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
-use profiler_common::config::NO_OFFSET;
 use profiler_common::record::{Header, RecordKind, WAIT_NONBLOCKING, WAIT_PAUSED};
 use profiler_common::table::{NONBLOCKING_RECEIVE, NONBLOCKING_SEND};
 use profiler_common::{Loss, NonblockingKey, NonblockingWait, WaitRecord};
 
 use crate::maps::{EVENTS, NONBLOCKING};
 use crate::regs::UserRegs;
+use crate::sched::run_delay_ns;
 use crate::thread::{NO_SOCK, Thread};
 use crate::user_memory::Current;
 use crate::wait::SingleWait;
-use crate::{api, emit, offset, settings, socket, stack};
+use crate::{api, emit, sample, settings, socket, stack};
 
 #[inline(always)]
 pub fn key(tid: u32, fd: u32, receive: bool) -> NonblockingKey {
     let direction = if receive { NONBLOCKING_RECEIVE } else { NONBLOCKING_SEND };
     NonblockingKey { tid, fd: fd as i32, direction, reserved: 0 }
-}
-
-/// Time that the current thread has waited for a processor, ever.
-#[inline(always)]
-fn run_delay_ns() -> u64 {
-    let delay = offset!(task_run_delay);
-    if delay == NO_OFFSET {
-        return 0;
-    }
-    // SAFETY: the verifier knows the task and the member.
-    unsafe { *bpf_get_current_task_btf().cast::<u8>().add(delay as usize).cast::<u64>() }
 }
 
 /// Whether the thread turned to something else after its last look. While it waits for a processor it cannot look.
@@ -40,7 +28,19 @@ fn has_paused(open: &NonblockingWait, now_ns: u64, run_delay_ns: u64) -> bool {
 
 /// The thread looked, and there was nothing.
 #[inline(never)]
-pub fn look(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
+#[unsafe(no_mangle)]
+pub extern "C" fn look(
+    thread: *mut Thread,
+    key: *const NonblockingKey,
+    regs: *const UserRegs,
+    now_ns: u64,
+) -> u32 {
+    // SAFETY: callers pass a thread's entry, and a key and registers on their stack.
+    let (Some(thread), Some(key), Some(regs)) = (unsafe { (thread.as_mut(), key.as_ref(), regs.as_ref()) })
+    else {
+        return 0;
+    };
+    sample::looked(thread, key.tid, now_ns);
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
     // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
     let open = unsafe { &mut *open };
@@ -48,6 +48,7 @@ pub fn look(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: 
     if has_paused(open, now_ns, run_delay_ns) {
         end(open, key, open.last_ns, WAIT_PAUSED, 0);
         open.start_ns = thread.start_ns;
+        open.start_run_delay_ns = thread.run_delay_ns;
         open.polls = 0;
         open.user_stack = 0;
         socket::describe(socket::own_file(key.fd as u32), key.fd as u32, &mut open.sock);
@@ -77,6 +78,7 @@ fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64
         start_ns: thread.start_ns,
         last_ns: now_ns,
         run_delay_ns: run_delay_ns(),
+        start_run_delay_ns: thread.run_delay_ns,
         tgid: thread.tgid,
         polls: 1,
         call: thread.call,
@@ -107,6 +109,7 @@ pub extern "C" fn progress(thread: *mut Thread, key: *const NonblockingKey, now_
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };
     // SAFETY: as above.
     let open = unsafe { &mut *open };
+    sample::looked(thread, key.tid, now_ns);
     if has_paused(open, now_ns, run_delay_ns()) {
         end(open, key, open.last_ns, WAIT_PAUSED, ret);
     } else {
@@ -114,6 +117,9 @@ pub extern "C" fn progress(thread: *mut Thread, key: *const NonblockingKey, now_
     }
     if NONBLOCKING.remove(key).is_ok() && thread.open_nonblocking > 0 {
         thread.open_nonblocking -= 1;
+    }
+    if thread.open_nonblocking == 0 {
+        thread.looked_ns = 0;
     }
     0
 }
@@ -124,6 +130,8 @@ fn end(open: &NonblockingWait, key: &NonblockingKey, end_ns: u64, flags: u16, re
     if end_ns.saturating_sub(open.start_ns) < settings::min_stall_ns() {
         return;
     }
+    // Of one that paused the last look has the figure, or the thread is looking now.
+    let run_delay_ns = if flags & WAIT_PAUSED == 0 { run_delay_ns() } else { open.run_delay_ns };
     let Some(mut entry) = EVENTS.reserve::<SingleWait>(0) else {
         emit::lost(Loss::WaitRing);
         return;
@@ -153,6 +161,11 @@ fn end(open: &NonblockingWait, key: &NonblockingKey, end_ns: u64, flags: u16, re
         api_start_ns: open.api_start_ns,
         api: open.api,
         arg: 0,
+        sleep_ns: 0,
+        wake_ns: 0,
+        runq_ns: run_delay_ns.saturating_sub(open.start_run_delay_ns),
+        owner: 0,
+        reserved: 0,
     };
     entry.submit(emit::wake_flags());
 }

@@ -1,10 +1,14 @@
-//! Where threads go to sleep: the kernel stack that explains a wait, and what it waits on while it still can be seen.
+//! Where threads go to sleep, what it is on while it still can be seen, the kernel stack that explains it, and when
+//! they are woken up. What is between the wake-up and the processor is no wait for a peer any longer.
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_smp_processor_id, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task, bpf_get_current_task_btf, bpf_get_smp_processor_id, bpf_ktime_get_ns,
+};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
+use profiler_common::config::NO_OFFSET;
 use profiler_common::record::WAIT_SLEPT;
 
 use crate::maps::CLOCK_LEADS;
@@ -33,10 +37,7 @@ pub fn sleep_switch(ctx: BtfTracePointContext) -> i32 {
             leave(&ctx, thread, id);
         }
     }
-    let next: *const u8 = ctx.arg(2);
-    let (tgid, tid) = (offset!(task_tgid) as usize, offset!(task_pid) as usize);
-    // SAFETY: the tracepoint's argument, a task; the verifier knows where its members are.
-    let (tgid, tid) = unsafe { (*next.add(tgid).cast::<u32>(), *next.add(tid).cast::<u32>()) };
+    let (tgid, tid) = task_ids(ctx.arg(2));
     if tid != 0
         && maps::is_marked(tgid)
         && let Some(thread) = thread::find(tid)
@@ -58,6 +59,7 @@ fn leave(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) {
     wait::resolve(thread, id as u32, Current);
     thread.sleeps += 1;
     thread.flags |= u32::from(WAIT_SLEPT);
+    thread.wake_ns = 0;
     thread.sleep_stack = if thread.sleeps <= ALL_SLEEPS || thread.sleeps & 15 == 0 {
         stack::kernel(ctx.as_ptr(), id)
     } else {
@@ -65,23 +67,62 @@ fn leave(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) {
     };
     // SAFETY: no preconditions.
     thread.sleep_ns = unsafe { bpf_ktime_get_ns() };
+    if thread.first_sleep_ns == 0 {
+        thread.first_sleep_ns = thread.sleep_ns;
+    }
+}
+
+/// A thread is put on a run queue.
+#[btf_tracepoint(function = "sched_wakeup")]
+pub fn sleep_wakeup(ctx: BtfTracePointContext) -> i32 {
+    let (tgid, tid) = task_ids(ctx.arg(0));
+    if maps::is_marked(tgid)
+        && let Some(thread) = thread::find(tid)
+        && thread.sleep_ns != 0
+        && thread.wake_ns == 0
+    {
+        // SAFETY: no preconditions.
+        thread.wake_ns = unsafe { bpf_ktime_get_ns() };
+    }
+    0
+}
+
+/// Process and thread id of a tracepoint's argument.
+#[inline(always)]
+fn task_ids(task: *const u8) -> (u32, u32) {
+    let (tgid, tid) = (offset!(task_tgid) as usize, offset!(task_pid) as usize);
+    // SAFETY: the tracepoint's argument, a task; the verifier knows where its members are.
+    unsafe { (*task.add(tgid).cast::<u32>(), *task.add(tid).cast::<u32>()) }
 }
 
 #[inline(always)]
 fn come_back(thread: &mut Thread) {
+    if thread.looked_ns != 0 {
+        // SAFETY: no preconditions.
+        thread.resumed_ns = unsafe { bpf_ktime_get_ns() };
+    }
     if thread.sleep_ns == 0 {
         return;
     }
     // SAFETY: no preconditions.
-    let slept = unsafe { bpf_ktime_get_ns() }.saturating_sub(thread.sleep_ns);
-    thread.sleep_ns = 0;
-    thread.off_cpu_ns += slept;
+    let slept = thread.end_sleep(unsafe { bpf_ktime_get_ns() });
     if slept >= thread.longest_ns {
         thread.longest_ns = slept;
         if thread.sleep_stack != 0 {
             thread.kernel_stack = thread.sleep_stack;
         }
     }
+}
+
+/// Time that the current thread has waited for a processor, ever.
+#[inline(always)]
+pub fn run_delay_ns() -> u64 {
+    let delay = offset!(task_run_delay);
+    if delay == NO_OFFSET {
+        return 0;
+    }
+    // SAFETY: the verifier knows the task and the member.
+    unsafe { *bpf_get_current_task_btf().cast::<u8>().add(delay as usize).cast::<u64>() }
 }
 
 /// The scheduler has just stamped the current thread with its clock.

@@ -121,7 +121,9 @@ fn begin_earlier(ctx: &IterContext, task: *mut task_struct) -> Option<()> {
     let thread = thread::find_or_add(tgid, tid)?;
     let start_ns = now_ns.saturating_sub(age_ns(address, now_ns));
     thread.enter(call, number, regs.args(), start_ns);
-    thread.flags = u32::from(WAIT_BEGAN_EARLIER | WAIT_SLEPT);
+    thread.flags |= u32::from(WAIT_BEGAN_EARLIER | WAIT_SLEPT);
+    thread.run_delay_ns = member(address, offset!(task_run_delay));
+    thread.first_sleep_ns = start_ns;
     thread.sleep_ns = start_ns;
     thread.sleeps = 1;
     wait::resolve(thread, tid, Remote(task));
@@ -161,6 +163,7 @@ fn join_handshake(thread: &mut Thread, task: u64, tid: u32) {
         let open = unsafe { &mut *open };
         open.tid = tid;
         thread.start_ns = open.start_ns;
+        thread.first_sleep_ns = open.start_ns;
         thread.sleep_ns = open.start_ns;
     }
 }
@@ -209,21 +212,33 @@ fn still_waits(task: *mut task_struct) -> Option<()> {
     let now_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the verifier knows the task and what is returned.
     let regs = unsafe { &*(bpf_task_pt_regs(task) as *const Regs) };
-    if now_ns.saturating_sub(thread.start_ns) < settings::min_stall_ns() || regs.number() != thread.number {
+    if now_ns.saturating_sub(thread.start_ns) < settings::min_stall_ns()
+        || regs.number() != thread.number
+        || thread.stayed_awake()
+    {
         return None;
     }
     wait::resolve(thread, tid, Remote(task));
     if ANY_FILE.has(thread.call) && thread.sock.family == 0 {
         return None;
     }
+    let mut runq_ns = member::<u64>(address, offset!(task_run_delay)).saturating_sub(thread.run_delay_ns);
     if thread.sleep_ns != 0 {
-        thread.off_cpu_ns += now_ns.saturating_sub(thread.sleep_ns);
+        thread.end_sleep(now_ns);
+        // The kernel adds the present delay when it is over.
+        runq_ns += now_ns.saturating_sub(thread.last_wake_ns);
     }
     if is_asleep(address) {
         thread.kernel_stack = stack::kernel_of(task, u64::from(tgid) << 32 | u64::from(tid));
     }
-    let end =
-        End { now_ns, ret: 0, flags: u32::from(WAIT_IN_FLIGHT), user_stack: 0, regs: UserRegs::from(regs) };
+    let end = End {
+        now_ns,
+        ret: 0,
+        runq_ns,
+        flags: u32::from(WAIT_IN_FLIGHT),
+        user_stack: 0,
+        regs: UserRegs::from(regs),
+    };
     wait::emit(thread, tid, &end, Remote(task));
     // Its return makes no second record.
     thread.call = 0;

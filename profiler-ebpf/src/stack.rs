@@ -8,7 +8,7 @@ use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
 use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_get_task_stack, bpf_ktime_get_ns};
 use core::ffi::c_void;
 use profiler_common::record::{Header, RecordKind, STACK_FRAMES, STACK_SNIPPET};
-use profiler_common::stack::{SHAPE_SET, SHAPE_SLOTS, SHAPES_OF_KEY, mix, with_word};
+use profiler_common::stack::{SHAPE_CHAIN, SHAPE_SET, SHAPE_SLOTS, SHAPES_OF_KEY, mix, with_word};
 use profiler_common::{Loss, Shape, ShapeKey, StackRecord};
 
 use crate::emit;
@@ -33,6 +33,7 @@ pub struct UserStack {
     record: StackRecord,
     frames: [u64; STACK_FRAMES],
     snippet: [u8; STACK_SNIPPET + PAGE],
+    chain: Chain,
     /// Set while a program fills it: where system-call probes can be preempted, the second one goes without.
     busy: u64,
 }
@@ -59,7 +60,8 @@ const COPIES_AHEAD: u64 = 256;
 
 /// Id of the current thread's user stack, which is sent to userspace where it is not known; 0: none.
 #[inline(never)]
-pub fn user(regs: *const UserRegs, id: u64) -> u64 {
+#[unsafe(no_mangle)]
+pub extern "C" fn user(regs: *const UserRegs, id: u64) -> u64 {
     // SAFETY: callers pass registers on their stack.
     let Some(regs) = (unsafe { regs.as_ref() }) else { return 0 };
     let Some(scratch) = USER_STACK.get_ptr_mut(0) else { return 0 };
@@ -77,9 +79,9 @@ pub fn user(regs: *const UserRegs, id: u64) -> u64 {
 
 #[inline(always)]
 fn user_in(regs: &UserRegs, id: u64, scratch: &mut UserStack) -> u64 {
-    let chain = follow(regs, scratch);
+    scratch.chain.count = 0;
     let key = ShapeKey { tgid: (id >> 32) as u32, reserved: 0, ip: regs.ip, sp: regs.sp };
-    let stack = known(&key, regs.bp, chain.hash);
+    let stack = known(&key, regs, scratch);
     if stack != 0 {
         return stack;
     }
@@ -89,12 +91,16 @@ fn user_in(regs: &UserRegs, id: u64, scratch: &mut UserStack) -> u64 {
         emit::lost(Loss::StackCopiesLimited);
         return 0;
     }
-    let frames = if chain.count > STACK_FRAMES as u32 { STACK_FRAMES as u32 } else { chain.count };
+    if scratch.chain.count == 0 {
+        follow(scratch, regs);
+    }
+    let count = scratch.chain.count;
+    let frames = if count > STACK_FRAMES as u32 { STACK_FRAMES as u32 } else { count };
     let number = mix(mix(KERNEL_SEED, id), now_ns) | 1;
     scratch.record = StackRecord {
         header: Header { kind: RecordKind::Stack as u32, len: 0 },
         id: number,
-        chain: chain.hash,
+        chain: scratch.chain.hash,
         tgid: (id >> 32) as u32,
         tid: id as u32,
         space: 0,
@@ -128,35 +134,44 @@ fn may_copy(tid: u32, now_ns: u64) -> bool {
     paid_ns - now_ns <= COPIES_AHEAD * COPY_NS && COPY_DEBTS.insert(tid, paid_ns, 0).is_ok()
 }
 
-/// The frames that the frame pointer register leads to.
+/// The frames that the frame pointer register leads to. It lies in a map, not on the stack, where the verifier would
+/// look at everything that follows once for each count of frames.
 #[repr(C)]
 struct Chain {
-    frames: *mut [u64; STACK_FRAMES],
     bp: u64,
     end: u64,
     hash: u64,
+    /// 0: not followed yet.
     count: u32,
     reserved: u32,
 }
 
 /// Follows frame pointers as long as they can be some: functions without a frame keep anything in that register. What
 /// comes out in such a case can still be nonsense, but it decides nothing then.
-#[inline(always)]
-fn follow(regs: &UserRegs, scratch: &mut UserStack) -> Chain {
-    scratch.frames[0] = regs.ip;
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn follow(scratch: *mut UserStack, regs: *const UserRegs) -> u32 {
+    // SAFETY: callers pass this processor's slot, and registers on their stack.
+    let (Some(scratch), Some(regs)) = (unsafe { (scratch.as_mut(), regs.as_ref()) }) else { return 0 };
     let end = regs.sp.saturating_add(LARGEST_STACK);
-    let frames = &raw mut scratch.frames;
-    let mut chain = Chain { frames, bp: regs.bp, end, hash: 0, count: 1, reserved: 0 };
+    scratch.frames[0] = regs.ip;
+    scratch.chain = Chain { bp: regs.bp, end, hash: 0, count: 1, reserved: 0 };
     if regs.bp >= regs.sp && regs.bp < end {
-        repeat(STACK_FRAMES as u32, follow_one, &mut chain);
+        repeat(STACK_FRAMES as u32, follow_one, &mut Following { scratch });
     }
-    chain
+    0
+}
+
+#[repr(C)]
+struct Following {
+    scratch: *mut UserStack,
 }
 
 #[inline(never)]
-unsafe extern "C" fn follow_one(_: u32, chain: *mut Chain) -> i64 {
-    // SAFETY: `repeat` passes what it was given; the frames lie in a map.
-    let (chain, frames) = unsafe { (&mut *chain, &mut *(*chain).frames) };
+unsafe extern "C" fn follow_one(_: u32, following: *mut Following) -> i64 {
+    // SAFETY: `repeat` passes what it was given; the buffer is a map's.
+    let scratch = unsafe { &mut *(*following).scratch };
+    let chain = &mut scratch.chain;
     let index = chain.count as usize;
     if index >= STACK_FRAMES || chain.bp >= chain.end || chain.bp & 7 != 0 {
         return DONE;
@@ -165,7 +180,7 @@ unsafe extern "C" fn follow_one(_: u32, chain: *mut Chain) -> i64 {
     if !CODE.contains(&address) {
         return DONE;
     }
-    frames[index] = address;
+    scratch.frames[index] = address;
     chain.count += 1;
     chain.hash = mix(mix(chain.hash, chain.bp), address);
     if caller <= chain.bp {
@@ -175,17 +190,21 @@ unsafe extern "C" fn follow_one(_: u32, chain: *mut Chain) -> i64 {
     ON
 }
 
-/// Id of a stack that userspace has unwound before; 0: it is not known.
+/// Id of a stack that userspace has unwound before; 0: it is not known. Frame pointers are followed only for stacks that
+/// they decide on.
 #[inline(always)]
-fn known(key: &ShapeKey, bp: u64, chain: u64) -> u64 {
+fn known(key: &ShapeKey, regs: &UserRegs, scratch: &mut UserStack) -> u64 {
     let Some(shapes) = SHAPES.get_ptr(key) else { return 0 };
     let mut index = 0;
     while index < SHAPES_OF_KEY {
         // SAFETY: an entry of the map, which userspace replaces as a whole.
         let shape = unsafe { &(*shapes)[index] };
         if shape.flags & SHAPE_SET != 0 {
-            let mut words =
-                Words { shape, sp: key.sp, hash: shape.begin(key, bp, chain), unread: 0, reserved: 0 };
+            if shape.flags & SHAPE_CHAIN != 0 && scratch.chain.count == 0 {
+                follow(scratch, regs);
+            }
+            let hash = shape.begin(key, regs.bp, scratch.chain.hash);
+            let mut words = Words { shape, sp: key.sp, hash, unread: 0, reserved: 0 };
             repeat(u32::from(shape.count), take_word, &mut words);
             // SAFETY: copied at once; userspace never takes an id away from a hash.
             if words.unread == 0

@@ -1,9 +1,10 @@
 //! What is kept of each thread of a target, from one probe to the next.
 
+use profiler_common::record::{WAIT_SLEPT, WAIT_TIMED};
 use profiler_common::{Loss, SockRecord};
 
 use crate::emit;
-use crate::maps::{TARGETS, THREADS};
+use crate::maps::{TARGETS, THREADS, are_sleeps_seen};
 
 /// Written by its own thread's probes, and at the thread's switches; read by the iterators.
 #[derive(Clone, Copy)]
@@ -16,15 +17,22 @@ pub struct Thread {
     pub call: u32,
     /// The `Call` that a signal interrupted and `restart_syscall` would go on with.
     pub restart: u32,
-    /// `WAIT_BEGAN_EARLIER`, `WAIT_SLEPT`.
+    /// `WAIT_BEGAN_EARLIER`, `WAIT_SLEPT`, `WAIT_TIMED`.
     pub flags: u32,
     /// Whether `sock`, or the thread's entry in `SETS`, describes this call.
     pub resolved: u32,
     pub start_ns: u64,
     pub args: [u64; 6],
-    /// Beginning of the present sleep, 0: awake.
+    /// Beginning of the present sleep, 0: on a processor.
     pub sleep_ns: u64,
+    /// Its wake-up, 0: asleep, or none was seen.
+    pub wake_ns: u64,
+    /// Of the call: beginning of the first sleep, wake-up of the last one, time of all.
+    pub first_sleep_ns: u64,
+    pub last_wake_ns: u64,
     pub off_cpu_ns: u64,
+    /// Time that the thread had waited for a processor when the call began, ever.
+    pub run_delay_ns: u64,
     pub longest_ns: u64,
     /// Kernel stacks of the longest and of the present sleep.
     pub kernel_stack: u64,
@@ -34,6 +42,14 @@ pub struct Thread {
     pub open_nonblocking: u32,
     /// Time-out or operation, see `WaitRecord::arg`.
     pub arg: i32,
+    /// See `WaitRecord::owner`.
+    pub owner: u32,
+    /// Samples since the last look in which the thread did not look, while it had open waits.
+    pub unlooked: u32,
+    /// When it looked the last time and found nothing, 0: it has not, or found something since.
+    pub looked_ns: u64,
+    /// When it was given a processor after that.
+    pub resumed_ns: u64,
     /// The resolver function that it is in, 0: none.
     pub api: u32,
     pub api_start_ns: u64,
@@ -82,13 +98,21 @@ static NEW: Thread = Thread {
     start_ns: 0,
     args: [0; 6],
     sleep_ns: 0,
+    wake_ns: 0,
+    first_sleep_ns: 0,
+    last_wake_ns: 0,
     off_cpu_ns: 0,
+    run_delay_ns: 0,
     longest_ns: 0,
     kernel_stack: 0,
     sleep_stack: 0,
     sleeps: 0,
     open_nonblocking: 0,
     arg: 0,
+    owner: 0,
+    unlooked: 0,
+    looked_ns: 0,
+    resumed_ns: 0,
     api: 0,
     api_start_ns: 0,
     api_sp: 0,
@@ -143,17 +167,40 @@ impl Thread {
     #[inline(always)]
     pub fn enter(&mut self, call: u32, number: u32, args: [u64; 6], now_ns: u64) {
         self.number = number;
-        self.flags = 0;
+        self.flags = if are_sleeps_seen() { u32::from(WAIT_TIMED) } else { 0 };
         self.resolved = 0;
         self.start_ns = now_ns;
         self.args = args;
         self.sleep_ns = 0;
+        self.wake_ns = 0;
+        self.first_sleep_ns = 0;
+        self.last_wake_ns = 0;
         self.off_cpu_ns = 0;
         self.longest_ns = 0;
         self.kernel_stack = 0;
         self.sleep_stack = 0;
         self.sleeps = 0;
         self.arg = 0;
+        self.owner = 0;
         self.call = call;
+    }
+
+    /// Whether the thread is known not to have slept in the call that ends.
+    #[inline(always)]
+    pub fn stayed_awake(&self) -> bool {
+        self.flags & u32::from(WAIT_TIMED | WAIT_SLEPT) == u32::from(WAIT_TIMED)
+    }
+
+    /// Adds the present sleep, which ended at `now_ns` unless a wake-up was seen, to those of the call. Returns its
+    /// length.
+    #[inline(always)]
+    pub fn end_sleep(&mut self, now_ns: u64) -> u64 {
+        let wake_ns = if self.wake_ns != 0 { self.wake_ns } else { now_ns };
+        let slept_ns = wake_ns.saturating_sub(self.sleep_ns);
+        self.sleep_ns = 0;
+        self.wake_ns = 0;
+        self.last_wake_ns = wake_ns;
+        self.off_cpu_ns += slept_ns;
+        slept_ns
     }
 }

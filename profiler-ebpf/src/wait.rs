@@ -7,7 +7,7 @@ use crate::call_class::{HAS_FD, ON_SET, ON_SOCKET};
 use crate::regs::UserRegs;
 use crate::thread::{NO_SOCK, Thread};
 use crate::user_memory::UserMemory;
-use crate::{api, emit, maps, poll_set, socket};
+use crate::{api, emit, futex, maps, poll_set, socket};
 
 /// Nodes of an epoll tree that wait to be visited: twice the depth of a tree of a million items.
 pub const NODES: usize = 64;
@@ -76,6 +76,11 @@ const EMPTY_WAIT: WaitRecord = WaitRecord {
     api_start_ns: 0,
     api: 0,
     arg: 0,
+    sleep_ns: 0,
+    wake_ns: 0,
+    runq_ns: 0,
+    owner: 0,
+    reserved: 0,
 };
 
 impl SetWait {
@@ -117,6 +122,8 @@ pub struct SingleWait {
 pub struct End {
     pub now_ns: u64,
     pub ret: i64,
+    /// Time inside that the thread waited for a processor.
+    pub runq_ns: u64,
     /// `WAIT_*` that are added.
     pub flags: u32,
     pub user_stack: u64,
@@ -147,7 +154,7 @@ pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
         thread.resolved = 1;
     } else {
         if thread.call == Call::Futex as u32 {
-            thread.arg = thread.args[1] as i32;
+            futex::resolve(thread, memory);
         }
         thread.resolved = 1;
     }
@@ -226,4 +233,9 @@ fn fill<M: UserMemory>(wait: &mut WaitRecord, thread: &mut Thread, tid: u32, end
     wait.api = api::current(thread, end.regs.sp, memory);
     wait.api_start_ns = if wait.api == 0 { 0 } else { thread.api_start_ns };
     wait.arg = thread.arg;
+    wait.sleep_ns = thread.first_sleep_ns;
+    wait.wake_ns = thread.last_wake_ns;
+    wait.runq_ns = end.runq_ns;
+    wait.owner = thread.owner;
+    wait.reserved = 0;
 }

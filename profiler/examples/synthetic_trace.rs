@@ -11,8 +11,8 @@ use stallscope::random::Random;
 use stallscope::trace::TraceWriter;
 use stallscope::trace::record::{
     ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
-    Handshake, Host, Process, Record, Retransmit, Socket, SocketSample, Space, Stack, Thread, ThreadTime,
-    Wait, WaitFlags, Window,
+    Handshake, Host, Process, Record, Retransmit, Sched, Socket, SocketSample, Space, Stack, Thread,
+    ThreadTime, Wait, WaitFlags, Window,
 };
 
 const START_NS: u64 = 7_000_000_000_000;
@@ -158,7 +158,7 @@ impl Job {
             pid,
             tid: pid + at,
             call: Call::Recvfrom,
-            flags: WaitFlags { slept: true, ..WaitFlags::default() },
+            flags: WaitFlags { slept: true, timed: true, ..WaitFlags::default() },
             fd,
             set_size: 0,
             polls: 0,
@@ -170,6 +170,12 @@ impl Job {
             api: Api::None,
             api_start_ns: 0,
             sockets: vec![socket],
+            sched: Sched {
+                sleep_ns: start_ns + 500 + self.random.below(2_000) as u64,
+                wake_ns: end_ns - 1_000 - self.random.below(3_000) as u64,
+                runq_ns: 300 + self.random.below(2_000) as u64,
+                owner: 0,
+            },
         };
         match self.random.below(1000) {
             0 | 1 => self.look_up(&mut wait),
@@ -178,7 +184,7 @@ impl Job {
             103..=202 => self.poll(&mut wait, number),
             203..=232 => (wait.call, wait.sockets, wait.arg, wait.ret) = (Call::Futex, Vec::new(), 0x189, 0),
             233..=242 => {
-                (wait.call, wait.sockets, wait.fd, wait.ret) = (Call::ClockNanosleep, Vec::new(), -1, 0)
+                (wait.call, wait.sockets, wait.fd, wait.ret) = (Call::ClockNanosleep, Vec::new(), -1, 0);
             }
             243 => {
                 let socket = wait.sockets[0].clone();
@@ -188,6 +194,7 @@ impl Job {
             _ if at < 2 => {
                 wait.flags = WaitFlags { nonblocking: true, ..WaitFlags::default() };
                 (wait.polls, wait.off_cpu_ns) = (100 + self.random.below(1000) as u32, 0);
+                (wait.sched.sleep_ns, wait.sched.wake_ns) = (0, 0);
             }
             _ => {}
         }

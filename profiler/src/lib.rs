@@ -15,6 +15,7 @@
     )
 )]
 
+pub mod agent;
 pub mod analysis;
 pub mod cli;
 pub mod demo;

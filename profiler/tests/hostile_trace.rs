@@ -139,6 +139,12 @@ fn squeeze(mut record: Record) -> Record {
             let all = [&mut times.time_ns, &mut times.running_ns, &mut times.runnable_ns];
             all.into_iter().for_each(time);
         }
+        Record::CpuSamples(samples) => {
+            ids([&mut samples.pid, &mut samples.tid]);
+            let all =
+                [&mut samples.time_ns, &mut samples.period_ns, &mut samples.samples, &mut samples.working];
+            all.into_iter().for_each(time);
+        }
         _ => {}
     }
     record
@@ -299,6 +305,9 @@ fn eternal(number: usize, record: Record) -> Option<Record> {
         Record::ThreadTime(times) => {
             (times.pid, times.tid, times.time_ns) = (pid, tid, [start, end][number % 2]);
             (times.running_ns, times.runnable_ns) = (end, end);
+        }
+        Record::CpuSamples(samples) => {
+            (samples.pid, samples.tid, samples.time_ns) = (pid, tid, [start, end][number % 2]);
         }
         Record::Stack(_) | Record::Thread(_) => {}
         _ => return None,

@@ -6,6 +6,7 @@ mod fixture;
 mod golden;
 
 use stallscope::analysis::Analysis;
+use stallscope::analysis::report::{CollectiveRow, Distribution};
 use stallscope::model::cause::Cause;
 use stallscope::render::flame::write_svg;
 use stallscope::render::folded::write_folded;
@@ -149,6 +150,8 @@ fn a_summary_has_at_most_15_lines() {
         stall.tid = 5000 + number;
         analysis.stalls.push(stall);
     }
+    let kernel = Distribution::of(vec![1000]);
+    analysis.report.collectives.push(CollectiveRow { kernel, ..CollectiveRow::default() });
     assert_eq!(summary(&analysis).lines().count(), 15);
 }
 

@@ -8,6 +8,8 @@ pub mod peer;
 pub mod process;
 pub mod recorder;
 pub mod resolver;
+pub mod softhca;
+pub mod whereabouts;
 
 pub use check::{Measured, assert_between, assert_close, finding, require_root, rows, sum};
 pub use peer::Peer;

@@ -12,6 +12,7 @@ use stallscope::demo::monotonic_ns;
 use tempfile::TempDir;
 
 use crate::process::{Program, Values};
+use crate::whereabouts::whereabouts;
 
 /// How long the product may take to attach, to end, or to analyse. Generous: the machine may be busy.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -223,7 +224,11 @@ impl Recording {
                     let _ = writeln!(self.stderr, "{line}");
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("record does not end; it said: {}", self.stderr),
+                Err(RecvTimeoutError::Timeout) => panic!(
+                    "record does not end; it said: {}\n{}",
+                    self.stderr,
+                    whereabouts(self.child.0.id())
+                ),
             }
         }
         let status = self.child.0.wait().expect("is our child");

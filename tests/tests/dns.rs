@@ -151,6 +151,35 @@ fn a_port_where_nobody_listens_answers_by_icmp() {
 }
 
 #[test]
+fn a_server_that_cannot_be_reached_from_here_is_named_with_the_errno() {
+    require_root();
+    let network = Network::new().unwrap();
+    let client = network.add_host(1).unwrap();
+    client.make_unreachable("10.77.0.98".parse().unwrap()).unwrap();
+    client.namespace().ip("route add prohibit 10.77.0.99").unwrap();
+    // To the second one there is no route at all; the third one the machine forbids its own programs.
+    for (server, error) in
+        [("10.77.0.98", "EHOSTUNREACH"), ("203.0.113.53", "ENETUNREACH"), ("10.77.0.99", "EACCES")]
+    {
+        let resolv_conf = format!("nameserver {server}\n");
+        let arguments = ["getaddrinfo", "a.test", "3", "5", "inet"];
+        let mut program = Program::start_resolving(&client, &resolv_conf, &arguments);
+        let (values, trace) = record_run(&mut program);
+        assert_ne!(values.get::<String>("code"), "ok");
+        let report = trace.report();
+        let found = rows(&report, "dns", &[("name", json!("a.test"))]);
+        assert_eq!(found.len(), 1, "{:#}", report["dns"]);
+        assert_eq!((&found[0]["rcode"], &found[0]["api"]), (&json!(error), &json!("getaddrinfo")));
+        assert_eq!(found[0]["server"], format!("{server}:53"));
+        // glibc tries twice in each lookup, and never gets as far as a message.
+        assert_eq!((&found[0]["attempts"], &found[0]["unsent"]), (&json!(0), &json!(6)));
+        assert_eq!(found[0]["lookups"], 3);
+        let unreachable = finding(&report, "dns.resolver_unreachable");
+        assert!(unreachable["summary"].as_str().unwrap().contains(error), "{unreachable:#}");
+    }
+}
+
+#[test]
 fn truncated_answers_are_followed_over_tcp() {
     let action = Action::TruncateThenTcp { segments: 4, gap: Duration::from_millis(25) };
     let rig = Resolver::start(vec![Rule::new("test", action)]);

@@ -1,15 +1,15 @@
-//! Builds the eBPF programs, then the program that embeds them.
+//! Builds the eBPF programs and the agent, then the program that embeds them.
 
 use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{paths, run, setup};
+use crate::{agent, paths, run, setup};
 
 #[derive(clap::Args, Default)]
 pub struct Options {
-    /// Only the eBPF object
+    /// Only what the program embeds: the eBPF object and the agent
     #[arg(long)]
     ebpf_only: bool,
 }
@@ -17,6 +17,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     setup::run(&setup::Options::default())?;
     ebpf()?;
+    agent::build()?;
     if options.ebpf_only {
         return Ok(());
     }

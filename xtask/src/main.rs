@@ -1,5 +1,6 @@
 //! Project tasks: `cargo xtask <verb>`.
 
+mod agent;
 mod bench;
 mod build;
 mod check;
@@ -28,7 +29,7 @@ enum Verb {
     Test(test::Options),
     /// Build, run a workload that stalls, record it, leave the results in demo/
     Demo(demo::Options),
-    /// Measure what recording costs, or what a diff finds; writes bench/record.md, bench/diff.md
+    /// Measure what recording costs, or what a diff finds; writes bench/*.md
     Bench(bench::Options),
     /// The loop that `bench` measures
     #[command(hide = true)]

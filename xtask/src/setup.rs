@@ -46,12 +46,22 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("unshare", "util-linux"),
 ];
 
+/// Files of libraries that the tests need, below a folder of the compiler's or the linker's, with their packages.
+const LIBRARIES: &[(&str, &str)] =
+    &[("include/infiniband/mlx5dv.h", "libibverbs-dev"), ("libmlx5.so.1", "ibverbs-providers")];
+
+fn is_installed(file: &str) -> bool {
+    let libraries = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    ["/usr", libraries.as_str(), "/usr/lib64"].iter().any(|folder| Path::new(folder).join(file).exists())
+}
+
 pub fn run(options: &Options) -> Result<()> {
     let mut packages: Vec<&str> = PROGRAMS
         .iter()
         .filter(|(program, _)| !run::exists(program))
         .flat_map(|(_, package)| package.split(' '))
         .collect();
+    packages.extend(LIBRARIES.iter().filter(|(file, _)| !is_installed(file)).map(|(_, package)| *package));
     if compiler().is_none() {
         println!("no rustup nightly with rust-src, nor Debian's rustc-web with its sources");
         packages.extend(["rustc-web", "rust-web-src"]);

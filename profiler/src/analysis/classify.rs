@@ -1,12 +1,16 @@
 //! What one wait is: a stall on one or several peers, idle time, or another wait.
 //!
 //! - Idle: `accept`; a poll set that holds a listening socket, only descriptors that are no sockets, or
-//!   nothing; sleeping; `futex` with a bit set, which is what condition variables use. But a program that looks
-//!   at a non-blocking socket by turns and sleeps in between waits for the peer all the time.
+//!   nothing; sleeping; `futex` with a bit set, which is what condition variables use, unless the word looks like a
+//!   contended lock. But a program that looks at a non-blocking socket by turns and sleeps in between waits for the
+//!   peer all the time.
+//! - `lock`: the interpreter lock of CPython, as the stack shows it; and `futex` on a word that names the thread of the
+//!   same process that holds it: glibc's mutexes, and those that inherit priority. A word of another kind (Rust, Go,
+//!   locks inside of libc) does not tell who holds it, nor for certain that it is a lock: such a wait is an other wait,
+//!   or idle where the stack names a condition variable.
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
-//! - `lock`: the interpreter lock of CPython, as the stack shows it.
 //! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
 //!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
 //! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
@@ -21,7 +25,7 @@
 //! and everything behind a listening socket, are not missing.
 
 use profiler_common::Call;
-use profiler_common::record::WAIT_SOCKS;
+use profiler_common::record::{FUTEX_CONTENDED, WAIT_SOCKS};
 
 use super::context::Context;
 use crate::model::cause::Cause;
@@ -71,10 +75,10 @@ impl Slot {
         }
     }
 
-    /// A wait for a lock: on no socket.
-    fn of_lock() -> Slot {
+    /// A wait on no socket.
+    pub(super) fn of_none(base: Cause) -> Slot {
         let nothing = Awaited { socket: SocketId(u32::MAX), state: 0, interest: Interest::Read };
-        Slot::new(nothing, NameId::default(), Cause::Lock)
+        Slot::new(nothing, NameId::default(), base)
     }
 
     pub fn cause_at(&self, time_ns: u64) -> Cause {
@@ -97,12 +101,8 @@ pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Ve
     match wait.call {
         Call::Accept | Call::Accept4 => Verdict::Idle,
         Call::Nanosleep | Call::ClockNanosleep => Verdict::Sleep,
-        Call::Futex if context.model.python.gil.contains(&wait.user_stack) => {
-            slots.push(Slot::of_lock());
-            Verdict::Stall
-        }
-        Call::Futex if wait.arg & FUTEX_COMMAND == FUTEX_WAIT_BITSET => Verdict::Idle,
-        Call::Futex | Call::None => Verdict::Other,
+        Call::Futex => classify_futex(context, wait, slots),
+        Call::None => Verdict::Other,
         Call::Connect if is_still_under_way(wait.ret) => Verdict::Other,
         call if is_poll(call) => classify_poll(context, wait, slots),
         _ => classify_call(context, wait, slots),
@@ -112,6 +112,30 @@ pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Ve
 /// A `connect` that returned without an outcome did not wait for one.
 pub fn is_still_under_way(ret: i32) -> bool {
     [libc::EINPROGRESS, libc::EALREADY, libc::EAGAIN, libc::EISCONN].contains(&ret.saturating_neg())
+}
+
+/// Innermost frames that are looked through for a condition variable.
+const CONDITION_FRAMES: usize = 8;
+
+fn classify_futex(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
+    if wait.owner != 0 || context.model.python.gil.contains(&wait.user_stack) {
+        slots.push(Slot::of_none(Cause::Lock));
+        return Verdict::Stall;
+    }
+    let contended = wait.arg & FUTEX_CONTENDED != 0;
+    if wait.arg & FUTEX_COMMAND != FUTEX_WAIT_BITSET || (contended && !is_on_condition(context, wait)) {
+        return Verdict::Other;
+    }
+    Verdict::Idle
+}
+
+/// Whether the stack says that a condition variable is what is waited for.
+fn is_on_condition(context: &Context, wait: &WaitSpan) -> bool {
+    let names = |name: &str| {
+        ["pthread_cond_", "Condvar", "condition_variable"].iter().any(|part| name.contains(part))
+    };
+    let stack = context.model.stacks.get(&wait.user_stack);
+    stack.is_some_and(|stack| stack.frames.iter().take(CONDITION_FRAMES).any(|frame| names(&frame.function)))
 }
 
 fn classify_poll(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {

@@ -70,6 +70,11 @@ impl FarEnds {
             .or_insert_with(|| Some(end.clone()));
     }
 
+    /// No two recorded processes are connected.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
     /// The process behind `peer` (`ip:port` or an address) of the process `pid`, if it is recorded and the only one.
     pub fn get(&self, pid: u32, peer: &str) -> Option<&FarEnd> {
         self.ends.get(&(pid, peer.to_owned()))?.as_ref()

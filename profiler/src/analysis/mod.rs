@@ -1,6 +1,6 @@
 //! Pure functions over the model: correlation, the stall tree, findings.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use self::context::Context;
 use self::report::{Report, SCHEMA, TraceState};
@@ -19,11 +19,16 @@ pub mod dns;
 pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
+pub mod gpu;
 pub mod hops;
+pub mod late;
+mod on_cpu;
 pub mod partition;
 pub mod places;
+pub mod queues;
 pub mod report;
 pub mod sections;
+pub mod socket_queues;
 pub mod sockets;
 pub mod stall;
 pub mod stalls;
@@ -62,6 +67,10 @@ pub struct Analysis {
     pub processes: HashMap<u32, String>,
     /// Thread names by tid.
     pub threads: HashMap<u32, String>,
+    /// Queue pairs and where their time went.
+    pub queues: queues::Queues,
+    /// What ran on GPUs.
+    pub gpu: crate::model::gpu::Gpu,
     /// Where the peers are.
     pub places: places::Places,
 }
@@ -100,7 +109,15 @@ pub fn analyse_with(
     let topology = options.topology.clone().or_else(|| stored_topology(&mut model));
     let places = places::Places::new(&model, topology);
     let connects = connects::Connects::new(&model);
-    let mut sums = sums::sum_up(&model, &Context::new(&model), &connects, !options.merge_stalls, progress);
+    let far_ends = far_end::FarEnds::new(&model);
+    let mut late = late::Collector::new(&far_ends, model.whole());
+    let pass = sums::Pass {
+        model: &model,
+        context: &Context::new(&model),
+        connects: &connects,
+        each: !options.merge_stalls,
+    };
+    let mut sums = pass.sum_up(&mut late, progress);
     // What they were packed into is not needed any more.
     model.threads.iter_mut().for_each(|thread| thread.waits = PackedWaits::default());
     add_duplicates(&mut model, sums.duplicates);
@@ -110,6 +127,7 @@ pub fn analyse_with(
     sums.dns_waits = Vec::new();
     (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
 
+    let queues = queues::Queues::new(&model);
     let threads = thread_rows::thread_rows(&model, &sums.partitions);
     let mut report = Report {
         schema: SCHEMA.to_owned(),
@@ -120,14 +138,22 @@ pub fn analyse_with(
         coverage: sections::coverage(&model),
         totals: thread_rows::totals(&threads),
         causes: thread_rows::cause_rows(std::mem::take(&mut sums.causes), &threads),
+        stalls: std::mem::take(&mut sums.rows),
         threads,
         dns: dns.rows.clone(),
         connects: connects.rows(&model, &sums.connects),
         sockets: std::mem::take(&mut sums.sockets),
         hops: hops::hop_rows(&model, &places),
+        queues: queues.rows(),
+        counters: queues::counters::rows(&model.rdma.counters),
         clock: sections::clock(),
+        collectives: gpu::collective_rows(&model),
+        gpus: gpu::gpu_rows(&model),
         ..Report::default()
     };
+    report.causes.extend(queues.causes());
+    report.coverage.unmatched_completions = queues.unmatched;
+    report.causes.extend(gpu::cause_rows(&model));
     report.coverage.probes.extend(places.gaps(&report.hops));
     let mut analysis = Analysis::default();
     let stalls = sums.take_stalls(&model, std::mem::take(&mut dns.labels));
@@ -138,19 +164,35 @@ pub fn analyse_with(
     }
     report.coverage.python = sections::python(&model, analysis.stall_sums());
 
-    let far_ends = far_end::FarEnds::new(&model);
-    let surroundings =
-        findings::Surroundings { environment: &model.environment, far_ends: &far_ends, places: &places };
+    let late = late.finish();
+    let surroundings = findings::Surroundings {
+        environment: &model.environment,
+        far_ends: &far_ends,
+        late: &late,
+        python: &python_processes(&model, &analysis),
+        socket_queues: &socket_queues::SocketQueues::new(&model),
+        places: &places,
+        queues: &queues.queues,
+    };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 
     Analysis {
         report,
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
+        gpu: model.gpu,
         threads: model.thread_names,
+        queues,
         places,
         ..analysis
     }
+}
+
+/// Processes with stacks that lead through the interpreter.
+fn python_processes(model: &Model, analysis: &Analysis) -> BTreeSet<u32> {
+    let runs = |stack: &u64| model.python.with.contains(stack) || model.python.without.contains(stack);
+    let stalls = analysis.stall_sums().map(|(stall, _)| stall);
+    stalls.filter(|stall| runs(&stall.user_stack)).map(|stall| stall.pid).collect()
 }
 
 /// The topology in the trace. One that cannot be read is damage, and counted as such.

@@ -6,6 +6,10 @@
 //! ordinary calls leave free belongs to waits on non-blocking descriptors: first those that are stalls, to
 //! equal parts among all descriptors awaited at that moment, then idle ones. A program that sleeps between its
 //! looks waits for its peers all the same, so sleep leaves its time free too.
+//!
+//! Of each wait only what the thread slept counts: it ends with the wake-up, and what it worked or waited for a processor
+//! inside of the call is running and runnable time. The same holds for a thread that looks again and again and has no
+//! processor to look with. Where the scheduler was not watched a wait counts as a whole.
 
 mod spin;
 
@@ -42,8 +46,13 @@ pub struct ThreadPartition {
     pub spin_ns: u64,
 }
 
-/// The wait as far as it lies in the window and in the thread's presence.
+/// The wait, from its first sleep to the last wake-up, as far as it lies in the window and in the thread's presence.
 pub fn clipped(track: &ThreadTrack, wait: &WaitSpan) -> Interval {
+    wait.asleep().clip(track.presence)
+}
+
+/// The whole call, as far as it lies there.
+fn call_in(track: &ThreadTrack, wait: &WaitSpan) -> Interval {
     Interval { start_ns: wait.start_ns, end_ns: wait.end_ns }.clip(track.presence)
 }
 
@@ -59,15 +68,20 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
             Verdict::Other => {}
             // What of it belongs to a spin is decided with the spins.
             Verdict::Sleep if spins => {}
-            Verdict::Idle | Verdict::Sleep => result.idle_ns += span.len(),
+            Verdict::Idle | Verdict::Sleep => result.idle_ns += wait.waited_ns(span),
             Verdict::Stall => {
-                result.stalled_ns += span.len();
-                share_out(index, &slots, span, &mut result.pieces);
+                result.stalled_ns += wait.waited_ns(span);
+                share_out((index, wait), &slots, span.clip(wait.asleep()), &mut result.pieces);
             }
         }
         if spins {
-            let list = if verdict == Verdict::Sleep { &mut taken.naps } else { &mut taken.calls };
-            list.push(span);
+            match verdict {
+                // What comes after the wake-up is left to the spin, of which all run-queue time is taken out.
+                Verdict::Sleep => {
+                    taken.naps.extend(Some(span.clip(wait.asleep())).filter(|nap| !nap.is_empty()));
+                }
+                _ => taken.calls.push(span),
+            }
         }
     });
     if spins {
@@ -97,7 +111,7 @@ fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan,
         now = now.max(to_ns);
     };
     for (index, wait) in (0..).zip(&track.waits) {
-        let span = clipped(track, wait);
+        let span = call_in(track, wait);
         if wait.flags.nonblocking || span.is_empty() {
             continue;
         }
@@ -109,9 +123,9 @@ fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan,
 
 /// Divides `span` among the slots in equal parts, what is left of the division to the first ones, with a cut
 /// wherever a slot's cause changes.
-fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>) {
+fn share_out((index, wait): (u32, &WaitSpan), slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>) {
     let count: u64 = slots.iter().map(|slot| u64::from(slot.parts)).sum();
-    if count == 0 {
+    if count == 0 || span.is_empty() {
         return;
     }
     let mut cuts = vec![span.start_ns, span.end_ns];
@@ -123,26 +137,27 @@ fn share_out(wait: u32, slots: &[Slot], span: Interval, pieces: &mut Vec<Piece>)
     }
     cuts.sort_unstable();
     cuts.dedup();
-    let mut index = 0;
+    let mut first = 0;
     for slot in slots {
         let parts = u64::from(slot.parts);
         let mut open: Option<Piece> = None;
         for pair in cuts.windows(2) {
             let &[start_ns, end_ns] = pair else { continue };
             let part = Interval { start_ns, end_ns };
-            let left = (part.len() % count).saturating_sub(index).min(parts);
-            let weight_ns = part.len() / count * parts + left;
+            let waited_ns = wait.waited_ns(part);
+            let left = (waited_ns % count).saturating_sub(first).min(parts);
+            let weight_ns = waited_ns / count * parts + left;
             let cause = slot.cause_at(part.start_ns);
             match &mut open {
                 Some(piece) if piece.cause == cause => {
                     piece.span.end_ns = end_ns;
                     piece.weight_ns += weight_ns;
                 }
-                _ => keep(open.replace(piece(wait, slot, cause, part, weight_ns)), pieces),
+                _ => keep(open.replace(piece(index, slot, cause, part, weight_ns)), pieces),
             }
         }
         keep(open, pieces);
-        index += parts;
+        first += parts;
     }
 }
 

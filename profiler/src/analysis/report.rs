@@ -33,21 +33,26 @@ pub struct Report {
     pub totals: Totals,
     pub threads: Vec<ThreadRow>,
     pub causes: Vec<CauseRow>,
+    /// By thread, cause and peer, most time first; the first thousand (an addition to the contract).
+    #[serde(default)]
+    pub stalls: Vec<StallRow>,
     pub dns: Vec<DnsRow>,
     pub connects: Vec<ConnectRow>,
     pub sockets: Vec<SocketRow>,
     pub hops: Vec<HopRow>,
-    /// Filled by the RDMA layer.
-    pub queues: Vec<serde_json::Value>,
-    /// Filled by the NCCL layer.
-    pub collectives: Vec<serde_json::Value>,
+    /// Queue pairs of RDMA adapters.
+    pub queues: Vec<super::queues::QueueRow>,
+    pub collectives: Vec<CollectiveRow>,
+    /// Time on GPUs (an addition to the contract); absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuRow>,
     /// Filled by the NCCL layer.
     pub init: Vec<serde_json::Value>,
     /// Filled by the NCCL layer; null without steps.
     pub steps: Option<serde_json::Value>,
     pub clock: ClockRow,
-    /// Filled by the RDMA layer.
-    pub counters: Vec<serde_json::Value>,
+    /// Counters of adapters' ports.
+    pub counters: Vec<super::queues::counters::CounterRow>,
     pub findings: Vec<Finding>,
 }
 
@@ -147,6 +152,21 @@ pub struct Totals {
     pub idle_ns: u64,
 }
 
+/// What samples of the processors say of a thread: another account of its running time than the kernel's, and what the
+/// thread did then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnCpu {
+    pub samples: u64,
+    /// Of these, in which it looked in vain, again and again, for something to receive.
+    pub looking_samples: u64,
+    /// Between two samples of one processor.
+    pub period_ns: u64,
+    /// Samples times period, looking or not.
+    pub running_ns: u64,
+    /// Where the running time lies with a probability of 95 %.
+    pub ci95_ns: [u64; 2],
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadRow {
     pub pid: u32,
@@ -159,6 +179,9 @@ pub struct ThreadRow {
     pub stalled_ns: u64,
     pub idle_ns: u64,
     pub other_ns: u64,
+    /// Left out where the recording did not sample the processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_cpu: Option<OnCpu>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,6 +201,25 @@ pub struct CauseRow {
     /// Count of spans not ended when the recording stopped.
     pub in_flight: u64,
     pub duration: Distribution,
+    /// Age or length of the longest wait, with what lies before the recording (an addition to the contract).
+    pub longest_ns: u64,
+    /// That one began before the recording, so its length is a lower bound (an addition to the contract).
+    pub began_earlier: bool,
+}
+
+/// All stalls of one thread with one cause and peer (an addition to the contract).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StallRow {
+    pub cause: Cause,
+    /// Empty where unknown.
+    pub peer: String,
+    pub pid: u32,
+    pub tid: u32,
+    pub count: u64,
+    pub stalled_ns: u64,
+    pub in_flight: u64,
+    pub longest_ns: u64,
+    pub began_earlier: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,7 +236,8 @@ pub struct DnsRow {
     /// DNS messages sent.
     pub attempts: u64,
     pub answered: u64,
-    /// Last answer: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, `REFUSED` …, `icmp-refused`; null without an answer.
+    /// Last answer: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, `REFUSED` …, `icmp-refused`; where this machine did not let the
+    /// question out, the name of its errno (`ENETUNREACH`); null without an answer.
     pub rcode: Option<String>,
     pub stalled_ns: u64,
     pub in_flight: u64,
@@ -252,6 +295,10 @@ pub struct SocketRow {
     pub tid: u32,
     /// Looks at the descriptor that found nothing (an addition to the contract).
     pub polls: u64,
+    /// Age or length of the longest wait, with what lies before the recording (an addition to the contract).
+    pub longest_ns: u64,
+    /// That one began before the recording, so its length is a lower bound (an addition to the contract).
+    pub began_earlier: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -272,6 +319,57 @@ pub struct HopRow {
     pub retransmits: u64,
     pub bytes: u64,
     pub share_of_bytes: f64,
+}
+
+/// Kernels of one name and process. All times are those of the GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectiveRow {
+    /// Null until the NCCL layer gives it, as are all that are `None` here.
+    pub comm: Option<String>,
+    /// `AllReduce` …
+    pub op: String,
+    /// Of the process, as its launcher's variables say.
+    pub rank: Option<u32>,
+    pub nranks: Option<u32>,
+    pub count: u64,
+    pub bytes: Option<u64>,
+    pub kernel: Distribution,
+    /// From the beginning of the launching call to the kernel's start, of those whose launch was seen.
+    pub launch_queue: Distribution,
+    pub peer_late_ns: Option<u64>,
+    pub network_ns: Option<u64>,
+    pub cross_rack_hops: Option<u64>,
+    pub evidence: String,
+    /// Between one of these kernels and the next on its stream (an addition to the contract).
+    pub gap: Distribution,
+    /// `f32` … (this and what follows are additions to the contract).
+    pub data_type: Option<String>,
+    /// `Sum` …
+    pub reduction: Option<String>,
+    pub algorithm: Option<String>,
+    pub protocol: Option<String>,
+    pub kernel_name: String,
+    pub pid: u32,
+    pub device: u32,
+    /// While no other kernel of the process ran on that device.
+    pub exposed_ns: u64,
+}
+
+/// What one process had a GPU do. Times are unions of intervals.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuRow {
+    pub pid: u32,
+    /// As the process numbers its devices.
+    pub device: u32,
+    pub kernels: u64,
+    pub copies: u64,
+    pub copied_bytes: u64,
+    pub busy_ns: u64,
+    pub compute_ns: u64,
+    pub nccl_ns: u64,
+    /// NCCL kernels with no compute kernel of the process beside them.
+    pub nccl_exposed_ns: u64,
+    pub copy_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -29,6 +29,8 @@ pub(super) fn rows(
         pid: track.pid,
         tid: track.tid,
         polls: tally.polls,
+        longest_ns: tally.longest.ns,
+        began_earlier: tally.longest.began_earlier,
     })
 }
 

@@ -24,6 +24,8 @@ pub enum Detail {
     Recv,
     /// The interpreter lock of CPython.
     Gil,
+    /// The thread that has the lock.
+    HeldBy(u32),
 }
 
 /// Everything of a stall that a view by stacks can show.
@@ -56,6 +58,7 @@ pub(super) fn key(
         Cause::TcpRetransmit if piece.interest == Interest::Write => Detail::Send,
         Cause::TcpRetransmit => Detail::Recv,
         Cause::Lock if model.python.gil.contains(&wait.user_stack) => Detail::Gil,
+        Cause::Lock => Detail::HeldBy(wait.owner),
         _ => Detail::None,
     };
     StallKey {
@@ -75,13 +78,17 @@ pub(super) fn key(
 
 impl Detail {
     /// In words; empty for what was looked up, which is told elsewhere.
-    pub(super) fn text(self, _model: &Model) -> String {
+    pub(super) fn text(self, model: &Model) -> String {
         match self {
             Detail::None | Detail::Lookup => String::new(),
             Detail::Connect(outcome) => outcome.detail(),
             Detail::Send => "send".to_owned(),
             Detail::Recv => "recv".to_owned(),
             Detail::Gil => "GIL".to_owned(),
+            Detail::HeldBy(tid) => match model.thread_names.get(&tid) {
+                Some(name) => format!("held by {name}"),
+                None => format!("held by thread {tid}"),
+            },
         }
     }
 }
@@ -117,8 +124,7 @@ pub(super) fn dns_wait(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::context::Context;
-    use crate::analysis::sums::sum_up;
+    use crate::analysis::sums::sums_of;
     use crate::model::fixture::{Trace, in_flight, readable, tcp, udp, unix, wait};
     use crate::trace::record::Wait;
 
@@ -143,8 +149,7 @@ mod tests {
     #[test]
     fn every_share_of_a_resolver_wait_is_told() {
         let model = trace().model();
-        let context = Context::new(&model);
-        let waits = sum_up(&model, &context, &Connects::new(&model), true, &|_, _| ()).dns_waits;
+        let waits = sums_of(&model).dns_waits;
         assert_eq!(waits.len(), 3);
 
         let service = &waits[0];
@@ -166,8 +171,7 @@ mod tests {
     #[test]
     fn labels_go_to_the_resolver_stalls_in_their_order() {
         let model = trace().model();
-        let context = Context::new(&model);
-        let mut sums = sum_up(&model, &context, &Connects::new(&model), true, &|_, _| ());
+        let mut sums = sums_of(&model);
         let labels = vec!["a no answer".to_owned(), "b NXDOMAIN".to_owned()];
         let stalls: Vec<_> = sums.take_stalls(&model, labels).map(|(stall, _)| stall).collect();
         let told: Vec<(u32, Cause, &str)> =

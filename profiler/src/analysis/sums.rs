@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::OnProgress;
 use super::connects::{Connects, RowKey};
 use super::context::Context;
 use super::dns_wait::DnsWait;
+use super::late::Collector;
 use super::partition::{ThreadPartition, partition};
-use super::report::SocketRow;
+use super::report::{SocketRow, StallRow};
 use super::sockets;
 use super::stall::Stall;
 use super::stalls::{self, Detail, StallKey};
-use super::thread_rows::{Tally, tally};
+use super::thread_rows::{self, Tally, tally};
 use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::cause::Cause;
@@ -28,6 +30,8 @@ pub struct Sums {
     pub partitions: Vec<ThreadPartition>,
     pub causes: BTreeMap<Cause, Tally>,
     pub sockets: Vec<SocketRow>,
+    /// By thread, cause and peer.
+    pub rows: Vec<StallRow>,
     /// Stalled nanoseconds by row of the table of connection attempts.
     pub connects: BTreeMap<RowKey, u64>,
     /// Waits on resolvers, by thread and start.
@@ -57,74 +61,81 @@ struct PortionSums {
     duplicates: u64,
     causes: FastMap<Cause, Tally>,
     sockets: FastMap<(NameId, bool), Tally>,
+    rows: FastMap<(Cause, NameId), Tally>,
     connects: FastMap<RowKey, u64>,
     dns_waits: Vec<DnsWait>,
     /// In order; those on resolvers, which get names later, one by one.
     stalls: Vec<(StallKey, StallSum)>,
 }
 
-/// Adds up all waits. `each`: keeps all stalls apart. `progress` is told how many of the portions are done, and of how
-/// many.
-pub fn sum_up(
-    model: &Model,
-    context: &Context,
-    connects: &Connects,
-    each: bool,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Sums {
-    let mut sums =
-        Sums { partitions: vec![ThreadPartition::default(); model.threads.len()], ..Sums::default() };
-    let mut open = OpenThread::default();
-    let portions = model.portions();
-    let (done, all) = (AtomicU64::new(0), portions.len() as u64);
-    let work = |(thread, portion): (usize, Portion)| {
-        let sums = portion_sums(model, context, connects, thread, &portion, each);
-        progress(done.fetch_add(1, Ordering::Relaxed) + 1, all);
-        sums
-    };
-    in_order(portions.into_iter(), work, |portion| {
-        if portion.thread != open.thread {
-            std::mem::take(&mut open).close(model, each, &mut sums);
-            open.thread = portion.thread;
-        }
-        sums.take(&mut open, portion, each);
-    });
-    open.close(model, each, &mut sums);
-    sums.sockets.sort_by(sockets::order);
-    sums
+/// What the pass goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass<'m> {
+    pub model: &'m Model,
+    pub context: &'m Context<'m>,
+    pub connects: &'m Connects,
+    /// Keeps all stalls apart.
+    pub each: bool,
 }
 
-fn portion_sums(
-    model: &Model,
-    context: &Context,
-    connects: &Connects,
-    thread: usize,
-    portion: &Portion,
-    each: bool,
-) -> PortionSums {
-    let Some(stored) = model.threads.get(thread) else {
-        return PortionSums { thread, ..PortionSums::default() };
-    };
-    let (track, duplicates) = model.portion(stored, portion);
-    let part = partition(context, &track);
-    let mut sums = PortionSums { thread, duplicates, ..PortionSums::default() };
-    tally(model, &track, &part.pieces, |piece| Some(piece.cause), &mut sums.causes);
-    tally(model, &track, &part.pieces, sockets::key, &mut sums.sockets);
-    sums.take_stalls(model, connects, thread, &track, &part, each);
-    sums.part = ThreadPartition { pieces: Vec::new(), ..part };
-    sums
+impl Pass<'_> {
+    /// Adds up all waits. `progress` is told how many of the portions are done, and of how many.
+    pub fn sum_up(self, late: &mut Collector<'_>, progress: OnProgress<'_>) -> Sums {
+        let model = self.model;
+        let partitions = vec![ThreadPartition::default(); model.threads.len()];
+        let mut sums = Sums { partitions, ..Sums::default() };
+        let mut open = OpenThread::default();
+        // A thread without waits is there as well.
+        model.threads.iter().for_each(|thread| late.take(model, &thread.track, &[]));
+        let keeps_pieces = late.is_needed();
+        let portions = model.portions();
+        let (done, all) = (AtomicU64::new(0), portions.len() as u64);
+        let work = |(thread, portion): (usize, Portion)| {
+            let sums = self.of_portion(thread, &portion, keeps_pieces);
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, all);
+            sums
+        };
+        in_order(portions.into_iter(), work, |portion| {
+            if portion.thread != open.thread {
+                std::mem::take(&mut open).close(self, &mut sums);
+                open.thread = portion.thread;
+            }
+            if let Some(thread) = model.threads.get(portion.thread).filter(|_| keeps_pieces) {
+                late.take(model, &thread.track, &portion.part.pieces);
+            }
+            sums.take(&mut open, portion, self.each);
+        });
+        open.close(self, &mut sums);
+        sums.sockets.sort_by(sockets::order);
+        thread_rows::keep_worst(&mut sums.rows);
+        sums
+    }
+
+    fn of_portion(self, thread: usize, portion: &Portion, keeps_pieces: bool) -> PortionSums {
+        let model = self.model;
+        let Some(stored) = model.threads.get(thread) else {
+            return PortionSums { thread, ..PortionSums::default() };
+        };
+        let (track, duplicates) = model.portion(stored, portion);
+        let mut part = partition(self.context, &track);
+        let mut sums = PortionSums { thread, duplicates, ..PortionSums::default() };
+        tally(model, &track, &part.pieces, |piece| Some(piece.cause), &mut sums.causes);
+        tally(model, &track, &part.pieces, sockets::key, &mut sums.sockets);
+        tally(model, &track, &part.pieces, |piece| Some((piece.cause, piece.peer)), &mut sums.rows);
+        // These rows have no distribution.
+        sums.rows.values_mut().for_each(|tally| tally.durations = Vec::new());
+        sums.take_stalls(self, thread, &track, &part);
+        if !keeps_pieces {
+            part.pieces = Vec::new();
+        }
+        sums.part = part;
+        sums
+    }
 }
 
 impl PortionSums {
-    fn take_stalls(
-        &mut self,
-        model: &Model,
-        connects: &Connects,
-        thread: usize,
-        track: &ThreadTrack,
-        part: &ThreadPartition,
-        each: bool,
-    ) {
+    fn take_stalls(&mut self, pass: Pass<'_>, thread: usize, track: &ThreadTrack, part: &ThreadPartition) {
+        let Pass { model, connects, each, .. } = pass;
         let mut places: FastMap<StallKey, usize> = FastMap::default();
         for (place, piece) in (0..).zip(&part.pieces) {
             let Some(wait) = track.waits.get(piece.wait as usize) else { continue };
@@ -175,6 +186,7 @@ impl StallSum {
 struct OpenThread {
     thread: usize,
     sockets: BTreeMap<(NameId, bool), Tally>,
+    rows: BTreeMap<(Cause, NameId), Tally>,
     places: FastMap<StallKey, usize>,
     stalls: Vec<(StallKey, StallSum)>,
     /// Stalls before those of the next portion.
@@ -182,9 +194,11 @@ struct OpenThread {
 }
 
 impl OpenThread {
-    fn close(mut self, model: &Model, each: bool, sums: &mut Sums) {
+    fn close(mut self, pass: Pass<'_>, sums: &mut Sums) {
+        let Pass { model, each, .. } = pass;
         if let Some(thread) = model.threads.get(self.thread) {
             sums.sockets.extend(sockets::rows(model, &thread.track, self.sockets));
+            thread_rows::add_stall_rows(model, &thread.track, self.rows, &mut sums.rows);
         }
         if !each {
             // Where they are equally long, the one that came first counts as the longest.
@@ -215,6 +229,7 @@ impl Sums {
             .sockets
             .into_iter()
             .for_each(|(key, tally)| open.sockets.entry(key).or_default().append(tally));
+        portion.rows.into_iter().for_each(|(key, tally)| open.rows.entry(key).or_default().append(tally));
         let mut count = 0;
         for (key, mut sum) in portion.stalls {
             count += sum.count;
@@ -270,4 +285,13 @@ impl Sums {
             (stall, sum.count)
         })
     }
+}
+
+/// The sums of a model, with all stalls apart.
+#[cfg(test)]
+pub(super) fn sums_of(model: &Model) -> Sums {
+    let (context, connects) = (Context::new(model), Connects::new(model));
+    let ends = super::far_end::FarEnds::new(model);
+    let pass = Pass { model, context: &context, connects: &connects, each: true };
+    pass.sum_up(&mut Collector::new(&ends, model.whole()), &|_, _| ())
 }

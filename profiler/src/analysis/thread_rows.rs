@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::hash::Hash;
 
+use super::on_cpu;
 use super::partition::{Piece, ThreadPartition, clipped};
-use super::report::{CauseRow, Distribution, Domain, ThreadRow, Totals};
+use super::report::{CauseRow, Distribution, Domain, StallRow, ThreadRow, Totals};
 use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::cause::Cause;
+use crate::model::intern::NameId;
 use crate::model::thread::ThreadTrack;
 use crate::model::wait::{Awaited, WaitSpan};
 
-/// One row a thread. Its parts add up to `wall_ns`: stalled and idle time are measured exactly; CPU times
+/// One row a thread. Its parts add up to `wall_ns`: stalled and idle time are what it slept in its waits; CPU times
 /// come from the kernel's own account, with what the thread span in a busy wait taken out of `running_ns`;
-/// `other_ns` is the rest. Where the kernel's account overlaps the waits by more than the rest, `running_ns`
-/// gives way, then `runnable_ns`.
+/// `other_ns` is the rest: sleep outside of the watched calls, or shorter than what is recorded. Where the kernel's
+/// account overlaps the waits by more than the rest (no scheduler probes), `running_ns` gives way, then `runnable_ns`.
 pub fn thread_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<ThreadRow> {
     model
         .threads
@@ -41,6 +43,7 @@ fn thread_row(model: &Model, track: &ThreadTrack, partition: &ThreadPartition) -
         stalled_ns: partition.stalled_ns,
         idle_ns: partition.idle_ns,
         other_ns: free_ns - runnable_ns - running_ns,
+        on_cpu: track.samples.map(|samples| on_cpu::of(&samples, wall_ns)),
     }
 }
 
@@ -71,6 +74,32 @@ pub struct Tally {
     pub polls: u64,
     /// Of the whole waits, clipped to the window.
     pub durations: Vec<u64>,
+    pub longest: Longest,
+}
+
+/// The longest of some waits: from its start, which may lie before the recording, to its end or that of the recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Longest {
+    pub ns: u64,
+    /// It began before the recording: it is at least so long.
+    pub began_earlier: bool,
+}
+
+impl Longest {
+    fn of(model: &Model, track: &ThreadTrack, wait: &WaitSpan) -> Longest {
+        let span = clipped(track, wait);
+        Longest {
+            ns: span.end_ns.saturating_sub(wait.start_ns),
+            began_earlier: model.began_earlier(track, wait, span),
+        }
+    }
+
+    pub fn take(&mut self, other: Longest) {
+        // Of equals the one that is known less exactly may be the longer.
+        if (other.ns, other.began_earlier) > (self.ns, self.began_earlier) {
+            *self = other;
+        }
+    }
 }
 
 impl Tally {
@@ -81,6 +110,7 @@ impl Tally {
         self.in_flight += other.in_flight;
         self.polls = self.polls.saturating_add(other.polls);
         self.durations.append(&mut other.durations);
+        self.longest.take(other.longest);
     }
 }
 
@@ -102,6 +132,7 @@ pub(super) fn tally<K: Ord + Copy + Hash>(
         if is_whole {
             tally.waits += 1;
             tally.durations.push(clipped(track, wait).len());
+            tally.longest.take(Longest::of(model, track, wait));
             let in_flight = pieces.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
             tally.in_flight += u64::from(in_flight);
         }
@@ -164,6 +195,8 @@ pub fn cause_rows(tallies: BTreeMap<Cause, Tally>, threads: &[ThreadRow]) -> Vec
             stalled_ns: tally.stalled_ns,
             in_flight: tally.in_flight,
             duration: Distribution::of(tally.durations),
+            longest_ns: tally.longest.ns,
+            began_earlier: tally.longest.began_earlier,
         })
         .collect();
     let runnable_ns = threads.iter().map(|row| row.runnable_ns).fold(0, u64::saturating_add);
@@ -175,10 +208,48 @@ pub fn cause_rows(tallies: BTreeMap<Cause, Tally>, threads: &[ThreadRow]) -> Vec
             stalled_ns: runnable_ns,
             in_flight: 0,
             duration: Distribution::default(),
+            longest_ns: 0,
+            began_earlier: false,
         });
     }
     rows.sort_by_key(|row| (std::cmp::Reverse(row.stalled_ns), row.cause));
     rows
+}
+
+/// Rows of stalls that are kept.
+const STALL_ROWS: usize = 1000;
+
+/// Stalls by thread, cause and peer: adds those of one thread. Waits are counted as in the tables of causes and sockets.
+pub(super) fn add_stall_rows(
+    model: &Model,
+    track: &ThreadTrack,
+    tallies: BTreeMap<(Cause, NameId), Tally>,
+    rows: &mut Vec<StallRow>,
+) {
+    rows.extend(tallies.into_iter().map(|((cause, peer), tally)| StallRow {
+        cause,
+        peer: model.names.name(peer).to_owned(),
+        pid: track.pid,
+        tid: track.tid,
+        count: tally.waits,
+        stalled_ns: tally.stalled_ns,
+        in_flight: tally.in_flight,
+        longest_ns: tally.longest.ns,
+        began_earlier: tally.longest.began_earlier,
+    }));
+    if rows.len() > 2 * STALL_ROWS {
+        keep_worst(rows);
+    }
+}
+
+/// Most time first.
+pub(super) fn keep_worst(rows: &mut Vec<StallRow>) {
+    rows.sort_by(|a, b| {
+        b.stalled_ns
+            .cmp(&a.stalled_ns)
+            .then_with(|| (a.cause, &a.peer, a.tid).cmp(&(b.cause, &b.peer, b.tid)))
+    });
+    rows.truncate(STALL_ROWS);
 }
 
 #[cfg(test)]
@@ -282,5 +353,26 @@ mod tests {
         let d = row.duration;
         assert_eq!((d.count, d.min_ns, d.p50_ns, d.max_ns, d.sum_ns), (3, 50, 100, 199, 349));
         assert!(analysis.stalls[0].began_earlier && !analysis.stalls[1].began_earlier);
+    }
+
+    #[test]
+    fn the_longest_wait_and_the_number_of_waits_are_the_same_in_every_table() {
+        let begun = WaitFlags { began_earlier: true, ..WaitFlags::default() };
+        let analysis = Trace::new()
+            // A wait that another one cuts in two is one wait.
+            .wait(Wait { flags: begun, ..read(300, 1900) })
+            .wait(wait(Call::Read, 1200, 1300, vec![tcp(2, "10.0.1.2:80")]))
+            .wait(read(1950, 1960))
+            .analyse();
+        let report = &analysis.report;
+        let cause = analysis.cause(Cause::SockRecv).unwrap();
+        assert_eq!((cause.count, cause.longest_ns, cause.began_earlier), (3, 1600, true));
+        let socket = &report.sockets[0];
+        assert_eq!((socket.waits, socket.longest_ns, socket.began_earlier), (2, 1600, true));
+        let stall = &report.stalls[0];
+        assert_eq!((stall.peer.as_str(), stall.count, stall.stalled_ns), ("10.0.1.1:80", 2, 810));
+        assert_eq!((stall.longest_ns, stall.began_earlier), (1600, true));
+        assert_eq!(report.stalls.iter().map(|row| row.count).sum::<u64>(), cause.count);
+        assert_eq!((report.stalls[1].longest_ns, report.stalls[1].began_earlier), (100, false));
     }
 }

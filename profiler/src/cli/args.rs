@@ -13,7 +13,7 @@ use crate::render::tree::View;
 /// Probe families that can be named.
 pub const FAMILIES: [&str; 6] = ["dns", "net", "sched", "verbs", "nccl", "cuda"];
 /// Those of them that this version does not have; a recording reports them as off.
-pub const UNAVAILABLE: [&str; 3] = ["verbs", "nccl", "cuda"];
+pub const UNAVAILABLE: [&str; 1] = ["nccl"];
 
 /// A profiler for communication stalls in distributed GPU training
 #[derive(Debug, Parser)]
@@ -52,15 +52,18 @@ pub struct RecordArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Probe families, separated by commas: dns, net, sched, verbs, nccl, cuda
-    #[arg(long, value_name = "FAMILY", value_delimiter = ',', value_parser = family, default_value = "dns,net,sched")]
+    #[arg(long, value_name = "FAMILY", value_delimiter = ',', value_parser = family, default_value = "dns,net,sched,verbs,cuda")]
     pub probes: Vec<String>,
     /// Shorter waits that did not fail are counted, and not recorded one by one
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "100us")]
     pub min_stall: Duration,
+    /// Share of a core that watching verbs may take from the target; where it would take more, verbs are let go
+    #[arg(long, value_name = "SHARE", value_parser = ratio, default_value = "0.5%")]
+    pub max_overhead: f64,
     /// Racks and their hosts, kept in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
-    /// Load nothing into the target; this version never does
+    /// Load nothing into CUDA processes; their GPU times are then not known
     #[arg(long)]
     pub no_inject: bool,
     /// Watch the named processes only, not their children
@@ -283,7 +286,7 @@ mod tests {
         assert_eq!(args.target.pid, [42]);
         assert_eq!((args.duration, args.output), (None, None));
         assert_eq!(args.min_stall, Duration::from_micros(100));
-        assert_eq!(args.probes, ["dns", "net", "sched"]);
+        assert_eq!(args.probes, ["dns", "net", "sched", "verbs", "cuda"]);
         assert!(!args.no_children && !args.no_inject && !args.verbose);
     }
 

@@ -9,7 +9,7 @@ use super::load::load_analysis;
 use super::output::write_output;
 use super::record::{Standard, choose_topology, conclude, note};
 use crate::demo::{Demo, run_workload};
-use crate::record::{RecordOptions, TargetChoice, record};
+use crate::record::{GpuTimes, RecordOptions, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::flame::write_svg;
 use crate::render::text::write_report;
@@ -44,6 +44,8 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         follow: true,
         unavailable: Vec::new(),
         dns: true,
+        verbs: None,
+        gpu: GpuTimes::NotAsked,
         topology: Some(topology),
         verbose: false,
     };

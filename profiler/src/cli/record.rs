@@ -12,7 +12,7 @@ use super::error::{CliError, RECORDING_FAILED};
 use super::load::{load_analysis, load_topology};
 use super::output::{keep_inputs, write_output};
 use super::report::colours_wanted;
-use crate::record::{ChosenTopology, Narrator, RecordOptions, Recording, TargetChoice, record};
+use crate::record::{ChosenTopology, GpuTimes, Narrator, RecordOptions, Recording, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::text::{TextOptions, write_summary_with};
 use crate::render::unit;
@@ -72,6 +72,12 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
         follow: !args.no_children,
         unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
         dns: asked("dns"),
+        verbs: asked("verbs").then_some(args.max_overhead),
+        gpu: match (asked("cuda"), args.no_inject) {
+            (false, _) => GpuTimes::NotAsked,
+            (true, true) => GpuTimes::NotInjected,
+            (true, false) => GpuTimes::Wanted,
+        },
         // A file, which is read when the rest is known to be right.
         topology: None,
         verbose: args.verbose,
@@ -196,8 +202,13 @@ mod tests {
     fn families_that_are_not_built_are_off_when_asked_for() {
         assert_eq!(options(&["--pid", "7"]).unavailable, [""; 0]);
         let some = options(&["--pid", "7", "--probes", "net,cuda,verbs"]);
-        assert_eq!(some.unavailable, ["verbs", "cuda"]);
+        assert_eq!(some.unavailable, [""; 0]);
+        assert_eq!(options(&["--pid", "7", "--probes", "net,nccl"]).unavailable, ["nccl"]);
+        assert_eq!(some.verbs, Some(0.005));
         assert!(!some.dns);
+        assert_eq!(some.gpu, GpuTimes::Wanted);
+        assert_eq!(options(&["--pid", "7", "--no-inject"]).gpu, GpuTimes::NotInjected);
+        assert_eq!(options(&["--pid", "7", "--probes", "net"]).gpu, GpuTimes::NotAsked);
     }
 
     #[test]

@@ -21,6 +21,7 @@ const WANTED: &[Wanted] = &[
     (|o| &mut o.task_cpu, "task_struct", &[&["thread_info", "cpu"], &["cpu"]]),
     (|o| &mut o.task_restart_fn, "task_struct", &[&["restart_block", "fn"]]),
     (|o| &mut o.task_run_delay, "task_struct", &[&["sched_info", "run_delay"]]),
+    (|o| &mut o.task_sum_exec, "task_struct", &[&["se", "sum_exec_runtime"]]),
     (|o| &mut o.signal_live, "signal_struct", &[&["live"]]),
     (|o| &mut o.files_fdt, "files_struct", &[&["fdt"]]),
     (|o| &mut o.fdtable_fd, "fdtable", &[&["fd"]]),

@@ -7,14 +7,16 @@ use std::io::Read;
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
+use super::dns::unsent;
+use super::owners::Owners;
 use super::packed::{KindId, PackedWaits, StacksId};
 use super::thread::{Interval, StoredThread, ThreadTrack};
 use super::wait::{self, SetId};
 use super::{Model, python};
 use crate::hash::FastMap;
 use crate::trace::record::{
-    CallCount, Clock, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record, Socket, Thread,
-    ThreadTime, Wait, Window,
+    CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
+    Socket, Thread, ThreadTime, Wait, Window,
 };
 use crate::trace::{Piece, TraceReader, WaitBlock};
 
@@ -35,6 +37,8 @@ struct Builder {
     threads: Vec<Track>,
     thread_ids: HashMap<(u32, u32), usize>,
     calls: BTreeMap<Call, CallCount>,
+    /// Threads by process and id in their own PID namespace.
+    ns_tids: HashMap<(u32, u32), u32>,
     python: Vec<PythonStack>,
     seen_environment: HashSet<(String, String, u32)>,
     window: Option<Window>,
@@ -54,6 +58,7 @@ struct Track {
     seen_ns: Option<u64>,
     exit_ns: Option<u64>,
     times: Option<(ThreadTime, ThreadTime)>,
+    samples: Option<CpuSamples>,
     waits: PackedWaits,
 }
 
@@ -96,7 +101,10 @@ impl Builder {
             Record::Process(process) => self.process(process),
             Record::Thread(thread) => self.thread(thread),
             Record::Life(life) => self.life(life),
-            Record::Wait(wait) => self.wait(wait),
+            Record::Wait(wait) => {
+                self.model.dns_messages.extend(unsent::of_connect(&wait));
+                self.wait(wait);
+            }
             Record::Dns(message) => {
                 self.saw(message.time_ns);
                 self.name_peer(&message.socket);
@@ -120,13 +128,32 @@ impl Builder {
             }
             Record::PythonStack(stack) => self.python.push(stack),
             Record::ThreadTime(time) => self.thread_time(time),
+            Record::CpuSamples(samples) => self.cpu_samples(samples),
             Record::CallCount(count) => {
                 self.calls.insert(count.call, count);
             }
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::GpuName(name) => self.model.gpu.add_name(&name),
+            Record::GpuActivities(batch) => {
+                if !self.model.gpu.add(&batch) {
+                    self.inconsistent += 1;
+                }
+            }
             Record::Topology(file) => self.model.topology = Some(file),
+            Record::QueuePair(pair) => self.model.rdma.queue_pairs.push(pair),
+            Record::RdmaPost(post) => {
+                self.saw(post.time_ns);
+                self.model.rdma.posts.push(post);
+            }
+            Record::RdmaCompletion(completion) => {
+                self.saw(completion.time_ns);
+                self.model.rdma.completions.push(completion);
+            }
+            Record::RdmaAnchor(anchor) => self.model.rdma.anchors.push(anchor),
+            Record::RdmaWindow(window) => self.model.rdma.windows.push(window),
+            Record::PortCounter(counter) => self.model.rdma.counters.push(counter),
             Record::End(end) => {
                 self.saw(end.time_ns);
                 self.end_ns = Some(end.time_ns);
@@ -180,6 +207,9 @@ impl Builder {
     }
 
     fn thread(&mut self, thread: Thread) {
+        if thread.ns_tid != 0 {
+            self.ns_tids.insert((thread.pid, thread.ns_tid), thread.tid);
+        }
         let track = self.track(thread.pid, thread.tid);
         track.seen_ns = Some(track.seen_ns.map_or(thread.seen_ns, |known| known.min(thread.seen_ns)));
         self.model.thread_names.insert(thread.tid, thread.name);
@@ -298,6 +328,22 @@ impl Builder {
         });
     }
 
+    /// The last one counts; it says no more of a part than of the whole.
+    fn cpu_samples(&mut self, samples: CpuSamples) {
+        self.saw(samples.time_ns);
+        let waiting = samples.waiting.min(samples.samples);
+        let sound = CpuSamples {
+            looking: samples.looking.min(samples.samples),
+            waiting,
+            working: samples.working.min(waiting),
+            ..samples
+        };
+        let track = self.track(samples.pid, samples.tid);
+        if track.samples.is_none_or(|known| known.time_ns <= sound.time_ns) {
+            track.samples = Some(sound);
+        }
+    }
+
     /// Sees to it that the socket's peer has a number.
     fn name_peer(&mut self, socket: &Socket) {
         self.model.sockets.intern(socket, &mut self.model.names);
@@ -320,10 +366,12 @@ impl Builder {
     fn finish(mut self) -> Model {
         let window = self.bounded_window();
         let mut model = self.model;
+        model.owners = Owners { ns_tids: self.ns_tids, threads: self.thread_ids.into_keys().collect() };
         model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
+        model.gpu.clip(whole);
         for track in self.threads {
             model.threads.push(track.finish(whole));
         }
@@ -393,6 +441,7 @@ impl Track {
             presence,
             born,
             times: self.times,
+            samples: self.samples,
             spins: self.waits.has_spins(),
             first: 0,
             waits: Vec::new(),

@@ -9,8 +9,8 @@ use crate::analysis::report::{CauseRow, TraceState};
 use crate::analysis::{Analysis, AnalysisOptions, analyse};
 use crate::model::cause::Cause;
 use crate::trace::record::{
-    Direction, DnsMessage, Ends, Handshake, Life, LifeEvent, Process, Record, Retransmit, Socket,
-    SocketSample, Thread, ThreadTime, Wait, WaitFlags, Window,
+    CpuSamples, Direction, DnsMessage, Ends, Handshake, Life, LifeEvent, Process, Record, Retransmit, Sched,
+    Socket, SocketSample, Thread, ThreadTime, Wait, WaitFlags, Window,
 };
 
 pub const PID: u32 = 100;
@@ -54,6 +54,14 @@ impl Trace {
 
     pub fn times(&mut self, time_ns: u64, running_ns: u64, runnable_ns: u64) -> &mut Trace {
         self.add(Record::ThreadTime(ThreadTime { time_ns, pid: PID, tid: PID, running_ns, runnable_ns }))
+    }
+
+    /// Samples of the first thread, one each `period_ns`.
+    pub fn samples(&mut self, period_ns: u64, counts: [u64; 4]) -> &mut Trace {
+        let [samples, looking, waiting, working] = counts;
+        let time_ns = 2000;
+        let all = CpuSamples { time_ns, pid: PID, tid: PID, period_ns, samples, looking, waiting, working };
+        self.add(Record::CpuSamples(all))
     }
 
     pub fn wait(&mut self, wait: Wait) -> &mut Trace {
@@ -152,6 +160,17 @@ pub fn wait(call: Call, start_ns: u64, end_ns: u64, sockets: Vec<Socket>) -> Wai
         api: Api::None,
         api_start_ns: 0,
         sockets,
+        sched: Sched::default(),
+    }
+}
+
+/// A wait whose thread slept in this interval and was on a processor, or waited for one, in the rest.
+pub fn slept(start_ns: u64, end_ns: u64, wait: Wait) -> Wait {
+    Wait {
+        flags: WaitFlags { timed: true, slept: true, ..wait.flags },
+        off_cpu_ns: end_ns - start_ns,
+        sched: Sched { sleep_ns: start_ns, wake_ns: end_ns, ..wait.sched },
+        ..wait
     }
 }
 

@@ -10,15 +10,19 @@ use crate::trace::record::{
     SocketSample, Stack, TopologyFile, Window,
 };
 
+pub mod asleep;
 pub mod build;
 pub mod cause;
 pub mod dns;
 #[cfg(test)]
 pub mod fixture;
 mod gil;
+pub mod gpu;
 pub mod intern;
+pub mod owners;
 pub mod packed;
 pub mod python;
+pub mod queue;
 pub mod socket;
 pub mod thread;
 pub mod topology;
@@ -60,10 +64,16 @@ pub struct Model {
     pub sockets: socket::SocketTable,
     /// Sets of descriptors that waits refer to.
     pub sets: wait::SetTable,
+    /// Who holds locks that are waited for.
+    pub owners: owners::Owners,
     /// What packed waits refer to.
     pub waits: packed::WaitTables,
     /// Names of peers.
     pub names: intern::Interner,
+    /// Verbs: queue pairs, posts, completions.
+    pub rdma: queue::Rdma,
+    /// What ran on GPUs.
+    pub gpu: gpu::Gpu,
     /// The topology that the recording was given, as it stands in the trace.
     pub topology: Option<TopologyFile>,
 }
@@ -72,7 +82,11 @@ impl Model {
     /// The thread with a portion of its waits; and how many waits of the portion are left out because they are there
     /// twice.
     pub fn portion(&self, thread: &StoredThread, portion: &Portion) -> (ThreadTrack, u64) {
-        let (waits, duplicates) = thread.waits.unpack(portion, &self.waits);
+        let (mut waits, duplicates) = thread.waits.unpack(portion, &self.waits);
+        let (pid, tid) = (thread.track.pid, thread.track.tid);
+        for wait in waits.iter_mut().filter(|wait| wait.owner != 0) {
+            wait.owner = self.owners.resolve(pid, tid, wait.owner);
+        }
         (ThreadTrack { first: portion.first, waits, ..thread.track.clone() }, duplicates)
     }
 
@@ -91,8 +105,9 @@ impl Model {
 
     /// Events that are missing as a whole.
     pub fn lost_events(&self) -> u64 {
-        let lost = self.losses.values().filter(|(_, events)| *events);
-        lost.map(|(count, _)| *count).fold(0, u64::saturating_add)
+        // Traces of before say of kernels in flight that they were lost.
+        let lost = self.losses.iter().filter(|(what, (_, events))| *events && *what != "gpu_unfinished");
+        lost.map(|(_, (count, _))| *count).fold(0, u64::saturating_add)
     }
 
     /// Whether `part` of `wait` reaches to the wait's end and that end was not seen in the recording.

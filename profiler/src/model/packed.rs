@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use profiler_common::{Api, Call};
 
+use super::asleep::Asleep;
 use super::wait::{Awaited, SetId, WaitSpan};
 use crate::hash::FastMap;
 use crate::model::socket::state;
@@ -117,6 +118,9 @@ const HAS_POLLS: u8 = 1;
 const HAS_API_START: u8 = 2;
 const HAS_ARG: u8 = 4;
 const HAS_RET: u8 = 8;
+const HAS_SLEEP: u8 = 16;
+const NEVER_SLEPT: u8 = 32;
+const HAS_OWNER: u8 = 64;
 
 impl PackedWaits {
     /// Adds a wait of this kind with these stacks.
@@ -133,11 +137,15 @@ impl PackedWaits {
                 connects: false,
             });
         }
+        let (sleep, never) = wait.asleep.raw();
         let bit = |is: bool, bit: u8| if is { bit } else { 0 };
         let head = bit(wait.polls != 0, HAS_POLLS)
             | bit(wait.api_start_ns != 0, HAS_API_START)
             | bit(wait.arg != 0, HAS_ARG)
-            | bit(wait.ret != 0, HAS_RET);
+            | bit(wait.ret != 0, HAS_RET)
+            | bit(sleep != [0; 3], HAS_SLEEP)
+            | bit(never, NEVER_SLEPT)
+            | bit(wait.owner != 0, HAS_OWNER);
         let out = &mut self.open;
         out.push(head);
         put(out, zigzag(wait.start_ns.wrapping_sub(self.last_start) as i64));
@@ -149,6 +157,10 @@ impl PackedWaits {
             (HAS_ARG, zigzag(i64::from(wait.arg))),
             (HAS_POLLS, u64::from(wait.polls)),
             (HAS_API_START, wait.start_ns.wrapping_sub(wait.api_start_ns)),
+            (HAS_OWNER, u64::from(wait.owner)),
+            (HAS_SLEEP, u64::from(sleep[0])),
+            (HAS_SLEEP, u64::from(sleep[1])),
+            (HAS_SLEEP, u64::from(sleep[2])),
         ] {
             if head & has != 0 {
                 put(out, value);
@@ -262,6 +274,8 @@ impl Chunk {
             let arg = unzigzag(optional(HAS_ARG)) as i32;
             let polls = optional(HAS_POLLS) as u32;
             let before = optional(HAS_API_START);
+            let owner = optional(HAS_OWNER) as u32;
+            let sleep = [(); 3].map(|()| optional(HAS_SLEEP) as u32);
             let api_start_ns = if head & HAS_API_START == 0 { 0 } else { start_ns.wrapping_sub(before) };
             let (Some(kind), Some(&(user_stack, kernel_stack))) = (kind, stacks) else { continue };
             waits.push(WaitSpan {
@@ -279,6 +293,8 @@ impl Chunk {
                 call: kind.call,
                 api: kind.api,
                 flags: kind.flags,
+                asleep: Asleep::from_raw(sleep, head & NEVER_SLEPT != 0),
+                owner,
             });
         }
     }
@@ -338,6 +354,8 @@ mod tests {
             call: Call::Read,
             api: Api::None,
             flags: WaitFlags::default(),
+            asleep: Asleep::default(),
+            owner: 0,
         }
     }
 
@@ -371,18 +389,23 @@ mod tests {
             let start = [start, start + 1000, u64::MAX - start - 60][far as usize];
             (start, start + len)
         });
-        let numbers = (any::<u32>(), any::<i32>(), any::<i32>(), any::<u64>(), 0..3_u64, 0..3_i32);
+        let numbers =
+            (any::<u32>(), any::<i32>(), any::<i32>(), any::<u64>(), 0..3_u64, 0..3_i32, any::<[u32; 4]>());
         (times, numbers, 0..3_u16, any::<bool>()).prop_map(
-            |((start, end), (polls, ret, arg, api_start_ns, stack, fd), call, flag)| WaitSpan {
-                polls,
-                ret,
-                arg,
-                api_start_ns,
-                user_stack: stack.wrapping_mul(u64::MAX / 2),
-                fd,
-                call: Call::from_u16(call),
-                flags: WaitFlags { in_flight: flag, nonblocking: fd == 0, ..WaitFlags::default() },
-                ..span(start, end)
+            |((start, end), (polls, ret, arg, api_start_ns, stack, fd, [owner, sleep @ ..]), call, flag)| {
+                WaitSpan {
+                    owner: if flag { owner } else { 0 },
+                    asleep: Asleep::from_raw(if fd == 1 { [0; 3] } else { sleep }, flag),
+                    polls,
+                    ret,
+                    arg,
+                    api_start_ns,
+                    user_stack: stack.wrapping_mul(u64::MAX / 2),
+                    fd,
+                    call: Call::from_u16(call),
+                    flags: WaitFlags { in_flight: flag, nonblocking: fd == 0, ..WaitFlags::default() },
+                    ..span(start, end)
+                }
             },
         )
     }

@@ -2,7 +2,7 @@
 
 use super::packed::PackedWaits;
 use super::wait::WaitSpan;
-use crate::trace::record::ThreadTime;
+use crate::trace::record::{CpuSamples, ThreadTime};
 
 /// `[start_ns, end_ns)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct ThreadTrack {
     pub born: bool,
     /// Earliest and latest look at its CPU times.
     pub times: Option<(ThreadTime, ThreadTime)>,
+    /// Where the recording sampled the processors.
+    pub samples: Option<CpuSamples>,
     /// Whether any of its waits, also of those that are not here, is on a non-blocking descriptor.
     pub spins: bool,
     /// Waits before those that are here.

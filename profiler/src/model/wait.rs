@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use profiler_common::{Api, Call};
 
+use super::asleep::Asleep;
 use super::intern::Interner;
 use super::socket::{SocketId, SocketTable};
+use super::thread::Interval;
 use crate::trace::record::{Socket, Wait, WaitFlags};
 
 /// What a wait on a descriptor waits for.
@@ -47,6 +49,24 @@ pub struct WaitSpan {
     pub call: Call,
     pub api: Api,
     pub flags: WaitFlags,
+    /// Where in it the thread slept.
+    pub asleep: Asleep,
+    /// The thread that held the lock: as in the trace at first, as the host sees it in the finished model. 0: unknown.
+    pub owner: u32,
+}
+
+impl WaitSpan {
+    /// The part in which the thread waited: from its first sleep to the last wake-up, or all of it where that was not
+    /// seen.
+    pub fn asleep(&self) -> Interval {
+        self.asleep.within(self.start_ns, self.end_ns)
+    }
+
+    /// Nanoseconds of `part` in which the thread waited. Where in [`WaitSpan::asleep`] it woke up in between is not
+    /// known, so that is spread evenly; the parts of a wait add up to the whole.
+    pub fn waited_ns(&self, part: Interval) -> u64 {
+        self.asleep.share(self.asleep(), part)
+    }
 }
 
 /// All sets of descriptors that were waited for.
@@ -164,5 +184,7 @@ pub fn fold(wait: &Wait, set: SetId) -> WaitSpan {
         call: wait.call,
         api: wait.api,
         flags: wait.flags,
+        asleep: Asleep::of(wait),
+        owner: wait.sched.owner,
     }
 }

@@ -15,11 +15,16 @@ pub(super) struct Families {
 }
 
 /// Families in the order of the report.
-const FAMILIES: [&str; 6] = ["net", "dns", "tcp", "sched", "children", "snapshot"];
+const FAMILIES: [&str; 7] = ["net", "dns", "tcp", "sched", "samples", "children", "snapshot"];
 
 impl Families {
     pub(super) fn new(failed: HashMap<&'static str, String>, missing_members: Vec<String>) -> Families {
         Families { failed, missing_members, resolver_entries: 0 }
+    }
+
+    /// The program does not run after all.
+    pub(super) fn failed(&mut self, program: &'static str, reason: String) {
+        self.failed.insert(program, reason);
     }
 
     /// `entries` more resolver functions are probed.
@@ -29,6 +34,13 @@ impl Families {
 
     pub(super) fn rows(&self) -> Vec<Coverage> {
         let mut rows: Vec<Coverage> = FAMILIES.iter().map(|family| self.row(family)).collect();
+        rows.push(Coverage {
+            family: "lock".to_owned(),
+            state: FamilyState::Partial,
+            reason: "holders are known of glibc's pthread mutexes and of those that inherit priority; a wait for another \
+                     lock (Rust, Go, musl, inside of libc) is an other wait"
+                .to_owned(),
+        });
         rows.push(Coverage {
             family: "io_uring".to_owned(),
             state: FamilyState::Partial,
@@ -76,7 +88,7 @@ mod tests {
     #[test]
     fn a_family_without_failures_is_on() {
         let families = Families::new(HashMap::new(), Vec::new());
-        for family in ["net", "tcp", "sched", "children", "snapshot"] {
+        for family in ["net", "tcp", "sched", "samples", "children", "snapshot"] {
             assert_eq!(state(&families, family), (FamilyState::On, String::new()));
         }
     }

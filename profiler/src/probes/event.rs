@@ -1,6 +1,7 @@
 //! What the probes hand to the recorder: trace records, and raw stacks that still need names.
 
-use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, Wait};
+use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaPost};
+use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
 /// User-mode registers that an unwinder starts from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,29 @@ pub enum Event {
     Handshake(Handshake),
     Retransmit(Retransmit),
     Life(Life),
+    /// Of a thread that ends.
+    ThreadTime(ThreadTime),
     Stack(RawStack),
+    /// With the address of the queue pair in the process.
+    RdmaPost(RdmaPost, u64),
+    RdmaCompletion(RdmaCompletion),
+    RdmaImage(Box<QueueImage>),
+    /// Where an earlier post went.
+    RdmaAnchor(RdmaAnchor),
+}
+
+/// What a provider keeps of a queue pair, at the entry of a post.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueImage {
+    /// That of the post.
+    pub time_ns: u64,
+    pub pid: u32,
+    pub qp: u64,
+    pub number: u32,
+    pub provider: u32,
+    /// Requests in the list that is being posted.
+    pub posted: u32,
+    pub words: Vec<u32>,
 }
 
 impl Event {
@@ -55,7 +78,10 @@ impl Event {
             Event::Handshake(handshake) => Some(handshake.start_ns),
             Event::Retransmit(retransmit) => Some(retransmit.time_ns),
             Event::Life(life) => Some(life.time_ns),
-            Event::Stack(_) => None,
+            Event::ThreadTime(time) => Some(time.time_ns),
+            Event::RdmaPost(post, _) => Some(post.time_ns),
+            Event::RdmaCompletion(completion) => Some(completion.time_ns),
+            Event::Stack(_) | Event::RdmaImage(_) | Event::RdmaAnchor(_) => None,
         }
     }
 }

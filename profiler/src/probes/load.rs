@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Array, MapData};
-use aya::programs::{BtfTracePoint, Iter, ProgramError, UProbe};
+use aya::programs::{BtfTracePoint, Iter, PerfEvent, ProgramError, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader, VerifierLogLevel};
 use profiler_common::{Offsets, Settings};
 
 use super::error::{ProbeError, one_line};
 use super::multi_uprobe::MultiUprobe;
-use super::{ProbeOptions, calls};
+use super::{ProbeOptions, calls, clock};
 use crate::kernel;
 
 /// The programs as `cargo xtask build` made them; empty where the crate was built without.
@@ -29,6 +29,8 @@ pub(super) enum Hook {
     Uprobe,
     /// Loaded now, run for each snapshot, over this kind of object.
     Iterator(&'static str),
+    /// Loaded now, attached to a clock of each processor when the window opens.
+    Clock,
 }
 
 /// Programs, what they hang on, and the coverage family that lacks something without them.
@@ -37,6 +39,7 @@ pub(super) const PROGRAMS: &[(&str, Hook, &str)] = &[
     ("life_exec", Hook::Tracepoint("sched_process_exec"), "children"),
     ("life_exit", Hook::Tracepoint("sched_process_exit"), "children"),
     ("sleep_switch", Hook::Tracepoint("sched_switch"), "sched"),
+    ("sleep_wakeup", Hook::Tracepoint("sched_wakeup"), "sched"),
     ("handshake_state", Hook::Tracepoint("inet_sock_set_state"), "tcp"),
     ("retransmit_skb", Hook::Tracepoint("tcp_retransmit_skb"), "tcp"),
     ("call_exit", Hook::Tracepoint("sys_exit"), "net"),
@@ -45,6 +48,7 @@ pub(super) const PROGRAMS: &[(&str, Hook, &str)] = &[
     ("snapshot_files", Hook::Iterator("task_file"), "snapshot"),
     ("snapshot_tasks", Hook::Iterator("task"), "snapshot"),
     ("finish_tasks", Hook::Iterator("task"), "snapshot"),
+    (clock::PROGRAM, Hook::Clock, "samples"),
 ];
 
 /// What came of loading.
@@ -84,6 +88,9 @@ pub(super) fn load(options: &ProbeOptions, settings: &Settings) -> Result<Loaded
         if let Err(reason) = start(&mut ebpf, name, *hook, &btf) {
             log::debug!("{name} does not run: {reason}");
             failed.insert(*name, reason);
+        } else if *name == "sleep_switch" {
+            // Before the system calls' programs run, which rely on it.
+            say_that_sleeps_are_seen(&mut ebpf)?;
         }
     }
     for name in ["call_enter", "call_exit"] {
@@ -132,6 +139,12 @@ fn fill_calls(ebpf: &mut Ebpf) -> Result<(), ProbeError> {
     Ok(())
 }
 
+fn say_that_sleeps_are_seen(ebpf: &mut Ebpf) -> Result<(), ProbeError> {
+    let map = ebpf.map_mut("SCHED_SEEN").ok_or(ProbeError::Missing { name: "SCHED_SEEN" })?;
+    let mut seen: Array<&mut MapData, u32> = map.try_into().map_err(load_error)?;
+    seen.set(0, 1, 0).map_err(load_error)
+}
+
 fn load_error(error: aya::maps::MapError) -> ProbeError {
     ProbeError::Load(error.into())
 }
@@ -147,6 +160,10 @@ fn start(ebpf: &mut Ebpf, name: &'static str, hook: Hook, btf: &Btf) -> Result<(
             }
             Hook::Uprobe => {
                 let program: &mut UProbe = program.try_into()?;
+                program.load()
+            }
+            Hook::Clock => {
+                let program: &mut PerfEvent = program.try_into()?;
                 program.load()
             }
             Hook::Iterator(over) => {

@@ -16,6 +16,7 @@
 //! ```
 
 mod calls;
+mod clock;
 mod coverage;
 mod decode;
 mod error;
@@ -28,6 +29,7 @@ mod multi_uprobe;
 mod restart;
 mod socket;
 mod tables;
+mod verbs;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -39,7 +41,10 @@ use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope
 use aya::programs::{BtfTracePoint, ProgramError, UProbe};
 use aya_log::EbpfLogger;
 use profiler_common::config::{MARK_COUNT, TARGET_FOLLOW};
-use profiler_common::{Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, Settings, Target};
+use profiler_common::{
+    Api, CallTotals, HandshakeRecord, NonblockingKey, NonblockingWait, SampleCounts, SampleKey, Settings,
+    Target,
+};
 
 pub use calls::CallNumbers;
 pub use decode::{DecodeError, decode};
@@ -47,8 +52,10 @@ pub use error::ProbeError;
 pub(crate) use error::one_line;
 pub use known_stacks::KnownStacks;
 
-use crate::trace::record::{CallCount, Coverage, LifeEvent, Loss};
+use crate::trace::record::{CallCount, Coverage, CpuSamples, LifeEvent, Loss};
 use event::Event;
+
+use crate::target::verbs::Functions;
 
 /// Rounds of 4096 records that empty the largest buffer of the smallest records.
 const MOST_DRAINS: usize = 128;
@@ -86,6 +93,7 @@ pub struct ProbeSet {
     lost: PerCpuArray<MapData, u64>,
     nonblocking: HashMap<MapData, NonblockingKey, NonblockingWait>,
     handshakes: HashMap<MapData, u64, HandshakeRecord>,
+    samples: HashMap<MapData, SampleKey, SampleCounts>,
     known_stacks: Option<KnownStacks>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     coverage: coverage::Families,
@@ -94,6 +102,7 @@ pub struct ProbeSet {
     ended: HashSet<u32>,
     /// Records that could not be decoded.
     undecodable: u64,
+    verbs: verbs::VerbsProbes,
 }
 
 impl std::fmt::Debug for ProbeSet {
@@ -124,6 +133,7 @@ impl ProbeSet {
             lost: take(&mut ebpf, "LOSSES")?,
             nonblocking: take(&mut ebpf, "NONBLOCKING")?,
             handshakes: take(&mut ebpf, "HANDSHAKES")?,
+            samples: take(&mut ebpf, "SAMPLES")?,
             known_stacks: Some(KnownStacks::new(
                 take(&mut ebpf, "SHAPES")?,
                 take(&mut ebpf, "KNOWN_STACKS")?,
@@ -135,6 +145,7 @@ impl ProbeSet {
             settings,
             ended: HashSet::new(),
             undecodable: 0,
+            verbs: verbs::VerbsProbes::default(),
         })
     }
 
@@ -143,8 +154,8 @@ impl ProbeSet {
         self.known_stacks.take()
     }
 
-    /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `children`, `snapshot`,
-    /// `io_uring`.
+    /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `samples`, `children`, `snapshot`,
+    /// `lock`, `io_uring`.
     pub fn coverage(&self) -> Vec<Coverage> {
         self.coverage.rows()
     }
@@ -229,6 +240,20 @@ impl ProbeSet {
             .map_err(|reason| ProbeError::Snapshot { reason })
     }
 
+    /// Begins to sample which threads are on a processor. Call it when the window opens; what fails is told by
+    /// [`ProbeSet::coverage`].
+    pub fn begin_samples(&mut self) {
+        if let Err(reason) = clock::attach(&mut self.ebpf) {
+            log::debug!("{}: {reason}", clock::PROGRAM);
+            self.coverage.failed(clock::PROGRAM, reason);
+        }
+    }
+
+    /// How often each thread was found on a processor up to now.
+    pub fn cpu_samples(&self, now_ns: u64) -> Vec<CpuSamples> {
+        clock::samples(&self.samples, now_ns)
+    }
+
     /// Hands out at most `max_records` events that wait in the ring buffer; never blocks. Returns the number of
     /// records taken, which is below `max_records` when the buffer is empty.
     ///
@@ -245,6 +270,10 @@ impl ProbeSet {
                         && life.event == LifeEvent::Exit
                     {
                         self.ended.insert(life.tid);
+                    }
+                    if let Event::RdmaImage(image) = &event {
+                        self.verbs.learn(&mut self.ebpf, image, sink);
+                        continue;
                     }
                     sink(event);
                 }
@@ -278,9 +307,11 @@ impl ProbeSet {
                 sink(event);
             }
         };
+        clock::detach(&mut self.ebpf);
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
+        self.detach_verbs();
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
         // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
@@ -304,6 +335,16 @@ impl ProbeSet {
                 let _ = program.unload();
             }
         }
+    }
+
+    /// Watches what the process posts and polls through these functions.
+    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions) -> Result<(), String> {
+        self.verbs.attach(&mut self.ebpf, pid, functions)
+    }
+
+    /// Posts and polls are not watched any longer.
+    pub fn detach_verbs(&mut self) {
+        verbs::VerbsProbes::detach(&mut self.ebpf);
     }
 
     /// Calls seen so far, those that made no record among them. Calls that were never seen are left out.

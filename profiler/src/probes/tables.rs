@@ -15,7 +15,7 @@ use super::fields::Fields;
 use super::socket::decode_socket;
 use crate::target::ProcRoot;
 use crate::target::process::thread_state;
-use crate::trace::record::{CallCount, Handshake, Loss, Socket, Wait};
+use crate::trace::record::{CallCount, Handshake, Loss, Sched, Socket, Wait};
 
 pub(super) fn call_counts(totals: &PerCpuArray<MapData, CallTotals>) -> Vec<CallCount> {
     let count = |call: Call| {
@@ -145,6 +145,10 @@ fn nonblocking_wait(
         api: u16::try_from(value.api).map_or(Api::None, Api::from_u16),
         api_start_ns: value.api_start_ns,
         sockets: socket(&value.sock).into_iter().collect(),
+        sched: Sched {
+            runq_ns: value.run_delay_ns.saturating_sub(value.start_run_delay_ns),
+            ..Sched::default()
+        },
     })
 }
 
@@ -211,7 +215,8 @@ mod tests {
         NonblockingWait {
             start_ns,
             last_ns,
-            run_delay_ns: 0,
+            run_delay_ns: 40,
+            start_run_delay_ns: 10,
             tgid: 6,
             polls: 9,
             call: Call::Recvfrom as u32,
@@ -231,7 +236,7 @@ mod tests {
             nonblocking_wait(&KEY, &looked(1_000, 5_000), &SETTINGS, Which::All { end_ns: 5_900 }).unwrap();
         assert_eq!((wait.start_ns, wait.end_ns, wait.polls), (1_000, 5_900, 9));
         assert!(wait.flags.nonblocking && wait.flags.in_flight && !wait.flags.paused);
-        assert_eq!((wait.call, wait.sockets.len()), (Call::Recvfrom, 1));
+        assert_eq!((wait.call, wait.sockets.len(), wait.sched.runq_ns), (Call::Recvfrom, 1, 30));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Takes what the probes and the helper threads found, and writes it to the trace.
 
 mod coverage;
+mod gpu;
+mod verbs;
 
 use profiler_common::Call;
 
+use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
 use super::progress::Totals;
@@ -13,6 +16,7 @@ use super::python_watch::Told;
 use super::reasons::Reasons;
 use super::socket_thread::{Found, SocketThread};
 use super::symbol_thread::{Named, SymbolThread};
+use super::verbs_watch::VerbsWatch;
 use crate::probes::event::{Event, Registers};
 use crate::probes::{ProbeError, ProbeSet};
 use crate::symbols::Symbolizer;
@@ -50,6 +54,7 @@ pub struct Collector {
     symbols: SymbolThread,
     sockets: SocketThread,
     python: Python,
+    gpu: Option<GpuThread>,
     resolvers: ResolverLibraries,
     /// Held open: the probes sit on these files.
     libraries: Vec<ResolverLibrary>,
@@ -60,6 +65,7 @@ pub struct Collector {
     environments: usize,
     dns: bool,
     held: HeldWaits,
+    verbs: VerbsWatch,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -81,6 +87,7 @@ impl Collector {
             totals: Totals::default(),
             write_error: None,
             resolvers: ResolverLibraries::new(root.clone()),
+            verbs: VerbsWatch::new(root.clone(), None),
             root,
             symbols,
             sockets,
@@ -90,6 +97,7 @@ impl Collector {
                 processes: 0,
                 failures: Reasons::default(),
             },
+            gpu: None,
             libraries: Vec::new(),
             failed_libraries: Reasons::default(),
             due: Vec::new(),
@@ -187,12 +195,16 @@ impl Collector {
                 self.totals.events += 1;
                 self.write(Record::Retransmit(retransmit));
             }
+            Event::ThreadTime(time) => self.write(Record::ThreadTime(time)),
             Event::Life(life) => {
                 if life.event == LifeEvent::Exec {
                     self.symbols.exec(life.pid);
                 }
                 changes.push(self.targets.apply(&life));
                 self.write(Record::Life(life));
+            }
+            Event::RdmaPost(..) | Event::RdmaCompletion(_) | Event::RdmaAnchor(_) | Event::RdmaImage(_) => {
+                self.verbs_event(&event);
             }
             Event::Stack(raw) => {
                 let (id, kernel) = (raw.id, raw.kernel);
@@ -227,7 +239,9 @@ impl Collector {
             self.symbols.enter(pid);
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
+            self.enter_gpu(pid);
             self.find_libraries(pid, probes);
+            self.find_verbs(pid, probes);
             if self.environments < ENVIRONMENTS {
                 self.environments += 1;
                 for row in environment::environment(&self.root, pid) {
@@ -239,11 +253,14 @@ impl Collector {
         for pid in change.executed {
             self.sockets.enter(pid);
             self.python.thread.enter(pid);
+            self.enter_gpu(pid);
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
         }
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
+            self.verbs.leave(pid);
+            self.leave_gpu(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
     }
@@ -275,7 +292,9 @@ impl Collector {
         self.due = later;
         for (_, pid) in due {
             self.find_libraries(pid, probes);
+            self.find_verbs(pid, probes);
         }
+        self.check_verbs(now, probes);
     }
 
     /// The window is open: looks at Python stacks begin.
@@ -320,6 +339,7 @@ impl Collector {
         self.take_named(named);
         let found: Vec<Found> = self.sockets.take().collect();
         self.take_found(found);
+        self.take_gpu();
     }
 
     fn take_named(&mut self, named: Vec<Named>) {
@@ -362,6 +382,13 @@ impl Collector {
             if let Ok(time) = thread_time(&self.root, pid, tid) {
                 self.write(Record::ThreadTime(time));
             }
+        }
+    }
+
+    /// How often each thread was found on a processor so far.
+    pub fn write_samples(&mut self, probes: &ProbeSet) {
+        for samples in probes.cpu_samples(monotonic_ns()) {
+            self.write(Record::CpuSamples(samples));
         }
     }
 

@@ -4,6 +4,7 @@ mod collector;
 pub mod command;
 mod errand;
 pub mod error;
+pub mod gpu_thread;
 pub mod held_waits;
 mod host;
 pub mod options;
@@ -17,8 +18,9 @@ pub mod socket_thread;
 mod staged;
 pub mod symbol_thread;
 mod topology;
+mod verbs_watch;
 
 pub use error::RecordError;
-pub use options::{RecordOptions, StopReason, TargetChoice};
+pub use options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 pub use session::{Narrator, Recording, record};
 pub use topology::ChosenTopology;

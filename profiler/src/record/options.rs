@@ -30,10 +30,23 @@ pub struct RecordOptions {
     pub unavailable: Vec<String>,
     /// Whether resolver functions are probed and DNS messages kept.
     pub dns: bool,
+    /// Whether RDMA verbs are watched, and the share of a core that the target may lose by it at most.
+    pub verbs: Option<f64>,
+    /// Whether the agent is loaded into CUDA processes, without which there are no GPU times.
+    pub gpu: GpuTimes,
     /// Racks, kept in the trace.
     pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.
     pub verbose: bool,
+}
+
+/// Whether GPU times are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuTimes {
+    Wanted,
+    /// Nothing may be loaded into a target.
+    NotInjected,
+    NotAsked,
 }
 
 /// Why a recording ended.

@@ -12,8 +12,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::collector::Collector;
 use super::command::{HeldCommand, RunningCommand};
 use super::error::RecordError;
+use super::gpu_thread::GpuThread;
 use super::host;
-use super::options::{RecordOptions, StopReason, TargetChoice};
+use super::options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
 use super::python_thread::PythonThread;
 use super::socket_thread::SocketThread;
@@ -84,7 +85,13 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .map_err(|source| RecordError::Start { what: "socket thread", source })?;
     let python = PythonThread::start(root.clone())
         .map_err(|source| RecordError::Start { what: "python thread", source })?;
+    let gpu = (options.gpu == GpuTimes::Wanted)
+        .then(|| GpuThread::start(root.clone()))
+        .transpose()
+        .map_err(|source| RecordError::Start { what: "gpu thread", source })?;
     let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
+    collector.watch_verbs(options.verbs);
+    collector.watch_gpus(gpu);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {
@@ -108,6 +115,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    probes.begin_samples();
     collector.begin_looks();
     collector.refresh_targets(&mut probes);
     collector.write_thread_times();
@@ -293,6 +301,8 @@ async fn watch_until(
             _ = second.tick() => {
                 collector.write_counts(probes);
                 collector.write_thread_times();
+                collector.refresh_verbs(probes);
+                collector.write_samples(probes);
             }
             _ = drain.tick() => collector.drain(probes),
         }
@@ -320,8 +330,11 @@ fn finish(
     if let Some(error) = failed {
         log::warn!("{error}");
     }
+    collector.finish_verbs(end_ns);
+    collector.write_samples(&probes);
     collector.housekeeping(&mut probes);
     collector.look_at_sockets(false);
+    collector.finish_gpus(options);
     collector.write(Record::Window(Window { end_ns, ..window }));
     collector.write(Record::Clock(host::clock()));
     collector.write_counts(&probes);

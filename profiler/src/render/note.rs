@@ -45,7 +45,9 @@ pub(super) fn damage(report: &Report) -> Vec<String> {
 /// What to say where there is no stall. A trace without its end lacks the waits that were open then, which are the
 /// longest.
 pub(super) fn no_stall(report: &Report) -> &'static str {
-    if report.trace.complete {
+    if report.trace.complete && !report.findings.is_empty() {
+        "No wait was long enough to be recorded; the findings say what failed all the same"
+    } else if report.trace.complete {
         "Nothing stalled"
     } else {
         "No stall was read; waits that were still open are not known"
@@ -134,5 +136,16 @@ mod tests {
         assert_eq!(no_stall(&report), "No stall was read; waits that were still open are not known");
         report.trace.complete = true;
         assert_eq!((damage(&report).as_slice(), no_stall(&report)), ([].as_slice(), "Nothing stalled"));
+        // Refusals fail a program without making it wait.
+        report.findings.push(crate::analysis::report::Finding {
+            id: "dns.resolver_unreachable".to_owned(),
+            severity: crate::analysis::report::Severity::Critical,
+            summary: String::new(),
+            cause: crate::model::cause::Cause::DnsResolve,
+            stalled_ns: 0,
+            proof: serde_json::Map::new(),
+            advice: String::new(),
+        });
+        assert!(no_stall(&report).starts_with("No wait was long enough"));
     }
 }

@@ -1,8 +1,10 @@
 //! What a report says, apart from how it looks: tables and notes for text and HTML.
 
 mod finding;
+mod gpu;
 mod net;
 mod note_rows;
+mod queue;
 mod stall;
 mod task;
 
@@ -11,6 +13,7 @@ use crate::render::name::escape_controls;
 use crate::render::table::Table;
 
 pub(super) use finding::{FindingText, findings, severity};
+pub(super) use gpu::worst_kernel;
 pub(super) use note_rows::{coverage, environment, header};
 pub(super) use stall::{WorstStall, worst_stalls};
 
@@ -20,10 +23,13 @@ pub(super) fn tables(analysis: &Analysis) -> Vec<Table> {
     let mut tables = vec![
         stall::worst_table(analysis),
         stall::cause_table(report),
+        gpu::kernel_table(report),
         net::dns_table(report),
         net::connect_table(analysis),
         net::socket_table(analysis),
         net::hop_table(report),
+        queue::queue_table(report),
+        queue::counter_table(report),
         task::thread_table(report),
     ];
     tables.retain(|table| !table.rows.is_empty());

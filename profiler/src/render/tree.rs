@@ -3,14 +3,16 @@
 //! | view | frames, root first |
 //! |---|---|
 //! | stack | process; thread; user frames, outermost first; system call; `[cause] peer detail` |
-//! | cause | cause; peer; process; thread; resolver function; system call |
+//! | cause | cause; peer; process; thread; resolver function; system call. And GPU; device; stream; kernel |
 //! | peer | peer; cause; process; thread; with a topology relation, rack and host come before the peer |
 //!
 //! Weights are stalled nanoseconds. Waiting for a CPU (`sched.runq`) is not stalled time and is left out
-//! unless it is asked for by name.
+//! unless it is asked for by name. By cause and by peer there is a second root, `queue pairs`, in time of queue pairs.
 
+mod gpu;
 mod label;
 mod place;
+mod queue;
 mod stack;
 
 use std::collections::btree_map::Entry;
@@ -158,6 +160,18 @@ pub fn fold_stalls(analysis: &Analysis, options: &FlameOptions) -> Result<Vec<We
         }
         let stack = WeightedStack { frames: frames_of(analysis, options, &labels, &site), weight_ns };
         // Different sites can have the same frames: two stacks of one function, a name cut to its limit.
+        match merged.entry(stack.path()) {
+            Entry::Occupied(known) => known.into_mut().take_in(&stack),
+            Entry::Vacant(place) => drop(place.insert(stack)),
+        }
+    }
+    // Time of queue pairs and of GPUs, in the order of their frames, as the rest.
+    let others = queue::stacks(analysis, options).into_iter();
+    for stack in others.chain(gpu::stacks(analysis, options, &labels, pids.as_ref())) {
+        total = total.saturating_add(stack.weight_ns);
+        if total > i64::MAX as u64 {
+            return Err(RenderError::TooLarge);
+        }
         match merged.entry(stack.path()) {
             Entry::Occupied(known) => known.into_mut().take_in(&stack),
             Entry::Vacant(place) => drop(place.insert(stack)),

@@ -164,6 +164,11 @@ impl Symbolizer {
     }
 }
 
+/// A symbol for people: demangled, where it is mangled.
+pub fn demangle_function(symbol: &str) -> String {
+    demangle::demangle(symbol.as_bytes())
+}
+
 /// Longest stack that is written, inlined functions included.
 const MAX_NAMED: usize = 4 * unwind::MAX_FRAMES;
 

@@ -26,6 +26,7 @@ pub mod select;
 pub mod set;
 pub mod sockets;
 pub mod traits;
+pub mod verbs;
 
 pub use environment::{Rank, rank_of};
 pub use maps::{FileId, Mapping};

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::format::BLOCK_TARGET;
 use super::record::{Ends, Socket, Wait, WaitFlags};
+use super::sched_columns::SchedColumns;
 
 pub mod rows;
 
@@ -18,7 +19,7 @@ pub(super) const WEIGHT_TARGET: usize = 16 << 20;
 /// The same for what a reader accepts: a small block must not unfold without bound.
 pub(super) const WEIGHT_MAX: usize = 32 << 20;
 /// Bytes of one wait's own columns at most, as varints.
-const ROW_BYTES: usize = 80;
+const ROW_BYTES: usize = 120;
 
 /// What repeats from one wait to the next of the same call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -92,6 +93,7 @@ fn pack_flags(flags: WaitFlags) -> u8 {
         | u8::from(flags.slept) << 3
         | u8::from(flags.paused) << 4
         | u8::from(flags.set_cut) << 5
+        | u8::from(flags.timed) << 6
 }
 
 fn unpack_flags(bits: u8) -> WaitFlags {
@@ -102,6 +104,7 @@ fn unpack_flags(bits: u8) -> WaitFlags {
         slept: bits & 8 != 0,
         paused: bits & 16 != 0,
         set_cut: bits & 32 != 0,
+        timed: bits & 64 != 0,
     }
 }
 
@@ -147,6 +150,7 @@ fn intern<K: Eq + Hash + Clone>(index: &mut HashMap<K, u32>, keys: &mut Vec<K>, 
 #[derive(Debug, Default)]
 pub(super) struct WaitEncoder {
     columns: WaitColumns,
+    sched: SchedColumns,
     threads: HashMap<(u32, u32), u32>,
     stacks: HashMap<(u64, u64), u32>,
     shapes: HashMap<Shape, u32>,
@@ -187,6 +191,7 @@ impl WaitEncoder {
             arg: wait.arg,
             api: wait.api as u16,
         };
+        self.sched.push(&wait);
         let list = self.intern_list(wait.sockets);
         let columns = &mut self.columns;
         let before = (columns.threads.len(), columns.stacks.len(), columns.shapes.len());
@@ -237,7 +242,8 @@ impl WaitEncoder {
 
     /// Appends the payload of a block and starts anew.
     pub(super) fn encode(&mut self, out: &mut Vec<u8>) -> Result<(), postcard::Error> {
-        let result = postcard::to_io(&self.columns, out).map(|_| ());
+        let first = postcard::to_io(&self.columns, &mut *out).map(|_| ());
+        let result = first.and_then(|()| self.sched.encode(out));
         self.clear();
         result
     }
@@ -262,6 +268,7 @@ impl WaitEncoder {
         columns.polls.clear();
         columns.off_cpu.clear();
         columns.api_start.clear();
+        self.sched.clear();
         self.threads.clear();
         self.stacks.clear();
         self.shapes.clear();
@@ -277,6 +284,7 @@ impl WaitEncoder {
 #[derive(Debug)]
 pub(super) struct WaitDecoder {
     columns: WaitColumns,
+    sched: SchedColumns,
     /// Where each list begins in `items`, and one more.
     list_starts: Vec<usize>,
     next: usize,
@@ -287,14 +295,15 @@ impl WaitDecoder {
     /// `None` where the payload is not what a writer makes: columns of different lengths, indices without
     /// an entry, or lists that unfold beyond [`WEIGHT_MAX`].
     pub(super) fn new(payload: &[u8], records: u32) -> Option<WaitDecoder> {
-        let (columns, _) = postcard::take_from_bytes::<WaitColumns>(payload).ok()?;
+        let (columns, rest) = postcard::take_from_bytes::<WaitColumns>(payload).ok()?;
+        let sched = SchedColumns::decode(rest, records as usize)?;
         let mut list_starts = vec![0];
         let mut start = 0_usize;
         for &len in &columns.list_lens {
             start = start.checked_add(len as usize)?;
             list_starts.push(start);
         }
-        let decoder = WaitDecoder { columns, list_starts, next: 0, last_end: 0 };
+        let decoder = WaitDecoder { columns, sched, list_starts, next: 0, last_end: 0 };
         (decoder.has_rows(records as usize) && decoder.has_entries() && decoder.is_light()).then_some(decoder)
     }
 

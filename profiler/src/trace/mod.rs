@@ -5,10 +5,13 @@ mod block;
 mod columns;
 pub mod error;
 pub mod format;
+pub mod gpu;
 pub mod ids;
 pub mod kind;
+pub mod rdma;
 pub mod reader;
 pub mod record;
+mod sched_columns;
 mod window;
 pub mod writer;
 

@@ -39,6 +39,15 @@ pub enum Record {
     /// Last record of a recording that ended in order.
     End(End),
     Topology(TopologyFile),
+    QueuePair(super::rdma::QueuePair),
+    RdmaPost(super::rdma::RdmaPost),
+    RdmaCompletion(super::rdma::RdmaCompletion),
+    RdmaWindow(super::rdma::RdmaWindow),
+    PortCounter(super::rdma::PortCounter),
+    RdmaAnchor(super::rdma::RdmaAnchor),
+    CpuSamples(CpuSamples),
+    GpuName(super::gpu::GpuName),
+    GpuActivities(super::gpu::GpuActivities),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,6 +200,22 @@ pub struct WaitFlags {
     /// Of a poll set: not all descriptors were looked at, and none of those that were is a listening socket.
     #[serde(default)]
     pub set_cut: bool,
+    /// The scheduler's probes ran: [`Wait::sched`] says where the thread slept, and that it did not where that is empty.
+    #[serde(default)]
+    pub timed: bool,
+}
+
+/// What the scheduler did with a thread inside of a wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sched {
+    /// Beginning of the first sleep; 0: it did not sleep, or that is not known.
+    pub sleep_ns: u64,
+    /// The wake-up that ended the last sleep; what follows is the wait for a processor, and work.
+    pub wake_ns: u64,
+    /// Time in which the thread waited for a processor, nanoseconds.
+    pub runq_ns: u64,
+    /// Of `futex`: the thread that held the lock, by its id in its own PID namespace; 0: the word does not tell.
+    pub owner: u32,
 }
 
 /// An interval in which a thread was inside a watched call, or looked again and again at a descriptor
@@ -213,9 +238,9 @@ pub struct Wait {
     pub polls: u32,
     /// Result, or -errno.
     pub ret: i64,
-    /// Time-out in milliseconds of poll calls (-1: none), operation of `futex`.
+    /// Time-out in milliseconds of poll calls (-1: none), operation of `futex` (with `FUTEX_CONTENDED`).
     pub arg: i32,
-    /// 0: unknown.
+    /// Time asleep; until the thread ran again, or with `flags.timed` until it was woken up. 0: none, or unknown.
     pub off_cpu_ns: u64,
     /// Id of a [`Stack`], 0: none.
     pub user_stack: u64,
@@ -226,6 +251,8 @@ pub struct Wait {
     /// Start of the resolver call this wait is inside of; 0: none or begun earlier.
     pub api_start_ns: u64,
     pub sockets: Vec<Socket>,
+    #[serde(default)]
+    pub sched: Sched,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -368,6 +395,24 @@ pub struct ThreadTime {
     pub tid: u32,
     pub running_ns: u64,
     pub runnable_ns: u64,
+}
+
+/// How often a thread was found on a processor, by a clock of each processor, since the window opened. Repeated while the
+/// recording runs, the last one counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuSamples {
+    pub time_ns: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// Between two samples of one processor.
+    pub period_ns: u64,
+    pub samples: u64,
+    /// Of these: looking whether a descriptor or a poll set has something, again and again and in vain.
+    pub looking: u64,
+    /// Within waits on non-blocking descriptors, from the first look to the last one.
+    pub waiting: u64,
+    /// Of those: about something else than looking.
+    pub working: u64,
 }
 
 /// Totals of one call over the recording; repeated while it runs, the last one counts.

@@ -7,8 +7,8 @@ use profiler_common::{Api, Call};
 use stallscope::random::Random;
 use stallscope::trace::TraceWriter;
 use stallscope::trace::record::{
-    Clock, End, Ends, Environment, Frame, Host, Process, Record, Socket, SocketSample, Space, Stack, Thread,
-    ThreadTime, Wait, WaitFlags, Window,
+    Clock, End, Ends, Environment, Frame, Host, Process, Record, Sched, Socket, SocketSample, Space, Stack,
+    Thread, ThreadTime, Wait, WaitFlags, Window,
 };
 
 const MS: f64 = 1e6;
@@ -195,6 +195,7 @@ impl Job {
             kernel_stack: 0,
             api: Api::None,
             api_start_ns: 0,
+            sched: Sched::default(),
             sockets: vec![socket(peer, u16::from(call == Call::EpollWait))],
         }
     }

@@ -283,6 +283,7 @@ fn threads(analysis: &Analysis) -> Vec<ThreadRow> {
             stalled_ns,
             idle_ns,
             other_ns: 10 * S - running_ns - runnable_ns - stalled_ns - idle_ns,
+            on_cpu: None,
         }
     };
     rows.into_iter().map(row).collect()
@@ -301,6 +302,8 @@ fn causes(analysis: &Analysis) -> Vec<CauseRow> {
                 stalled_ns: duration.sum_ns,
                 in_flight: waiting.count() as u64,
                 duration,
+                longest_ns: duration.max_ns,
+                began_earlier: false,
             })
         })
         .collect();

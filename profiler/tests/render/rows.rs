@@ -130,6 +130,8 @@ pub fn sockets(analysis: &Analysis) -> Vec<SocketRow> {
             pid: MAIN,
             tid,
             polls: 3 * duration.count,
+            longest_ns: duration.max_ns,
+            began_earlier: false,
         }
     };
     vec![

@@ -7,10 +7,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use stallscope::trace::TraceWriter;
 use stallscope::trace::kind::Kind;
+use stallscope::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
 use stallscope::trace::record::{
-    ApiCall, CallCount, Clock, Coverage, Direction, DnsMessage, End, Ends, Environment, FamilyState, Frame,
-    Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record, Retransmit, Socket,
-    SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags, Window,
+    ApiCall, CallCount, Clock, Coverage, CpuSamples, Direction, DnsMessage, End, Ends, Environment,
+    FamilyState, Frame, Handshake, Host, Life, LifeEvent, Loss, Process, PythonFrame, PythonStack, Record,
+    Retransmit, Sched, Socket, SocketSample, Space, Stack, Thread, ThreadTime, TopologyFile, Wait, WaitFlags,
+    Window,
 };
 
 use profiler_common::{Api, Call};
@@ -54,13 +56,8 @@ fn socket() -> impl Strategy<Value = Socket> {
 }
 
 fn flags() -> impl Strategy<Value = WaitFlags> {
-    any::<[bool; 6]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused, set_cut]| WaitFlags {
-        began_earlier,
-        in_flight,
-        nonblocking,
-        slept,
-        paused,
-        set_cut,
+    any::<[bool; 7]>().prop_map(|[began_earlier, in_flight, nonblocking, slept, paused, set_cut, timed]| {
+        WaitFlags { began_earlier, in_flight, nonblocking, slept, paused, set_cut, timed }
     })
 }
 
@@ -69,10 +66,16 @@ fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..3_u64, 0..1_000_000_000_u64, Just(u64::MAX), any::<u64>()]
 }
 
+fn sched() -> impl Strategy<Value = Sched> {
+    let times = prop_oneof![Just((0, 0, 0, 0)), (number(), number(), number(), any::<u32>())];
+    times.prop_map(|(sleep_ns, wake_ns, runq_ns, owner)| Sched { sleep_ns, wake_ns, runq_ns, owner })
+}
+
 fn wait() -> impl Strategy<Value = Wait> {
     let head = (number(), number(), any::<u32>(), any::<u32>(), call(), flags(), any::<i32>());
     let tail = (any::<u16>(), any::<u32>(), any::<i64>(), any::<i32>(), number(), number(), number());
-    (head, tail, api(), number(), vec(socket(), 0..4)).prop_map(|(head, tail, api, api_start_ns, sockets)| {
+    let rest = (number(), vec(socket(), 0..4), sched());
+    (head, tail, api(), rest).prop_map(|(head, tail, api, (api_start_ns, sockets, sched))| {
         let (start_ns, end_ns, pid, tid, call, flags, fd) = head;
         let (set_size, polls, ret, arg, off_cpu_ns, user_stack, kernel_stack) = tail;
         Wait {
@@ -93,6 +96,7 @@ fn wait() -> impl Strategy<Value = Wait> {
             api,
             api_start_ns,
             sockets,
+            sched,
         }
     })
 }
@@ -231,8 +235,64 @@ fn about_the_target() -> impl Strategy<Value = Record> {
                 Record::ThreadTime(ThreadTime { time_ns, pid, tid, running_ns, runnable_ns })
             }
         ),
+        (any::<[u64; 6]>(), any::<[u32; 2]>()).prop_map(
+            |([time_ns, period_ns, samples, looking, waiting, working], [pid, tid])| {
+                Record::CpuSamples(CpuSamples {
+                    time_ns,
+                    pid,
+                    tid,
+                    period_ns,
+                    samples,
+                    looking,
+                    waiting,
+                    working,
+                })
+            }
+        ),
         stack().prop_map(Record::Stack),
         python_stack().prop_map(Record::PythonStack),
+    ]
+}
+
+fn rdma() -> impl Strategy<Value = Record> {
+    let ids = || (any::<u64>(), any::<[u32; 3]>());
+    prop_oneof![
+        (ids(), text(), any::<[u32; 3]>(), any::<bool>()).prop_map(
+            |((time_ns, [pid, number, port]), device, [qp_type, state, _], extended)| {
+                Record::QueuePair(QueuePair { time_ns, pid, number, device, port, qp_type, state, extended })
+            }
+        ),
+        (ids(), any::<[u64; 2]>(), any::<[u32; 3]>(), any::<Option<u16>>()).prop_map(
+            |((time_ns, [pid, tid, qp]), [wr_id, bytes], [opcode, flags, index], counter)| {
+                Record::RdmaPost(RdmaPost {
+                    time_ns,
+                    pid,
+                    tid,
+                    qp,
+                    wr_id,
+                    opcode,
+                    flags,
+                    bytes,
+                    index,
+                    counter,
+                })
+            }
+        ),
+        (ids(), any::<u32>(), any::<u16>(), any::<[u8; 3]>()).prop_map(
+            |((time_ns, [pid, tid, qp]), bytes, counter, [opcode, syndrome, vendor])| {
+                let one = RdmaCompletion { time_ns, pid, tid, qp, bytes, counter, opcode, syndrome, vendor };
+                Record::RdmaCompletion(one)
+            }
+        ),
+        ids().prop_map(|(start_ns, [pid, end_ns, _])| {
+            Record::RdmaWindow(RdmaWindow { pid, start_ns, end_ns: end_ns.into() })
+        }),
+        (ids(), text(), text(), any::<u64>()).prop_map(|((time_ns, [port, ..]), device, name, value)| {
+            Record::PortCounter(PortCounter { time_ns, device, port, name, value })
+        }),
+        (ids(), any::<u16>()).prop_map(|((time_ns, [pid, qp, _]), counter)| {
+            Record::RdmaAnchor(RdmaAnchor { time_ns, pid, qp, counter })
+        }),
     ]
 }
 
@@ -252,6 +312,7 @@ pub fn record() -> impl Strategy<Value = Record> {
         1 => (number(), any::<u32>(), socket())
             .prop_map(|(time_ns, pid, socket)| Record::Retransmit(Retransmit { time_ns, pid, socket })),
         1 => sample().prop_map(Record::Socket),
+        2 => rdma(),
         1 => (text(), text()).prop_map(|(path, text)| Record::Topology(TopologyFile { path, text })),
     ]
 }

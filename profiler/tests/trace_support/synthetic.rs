@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use profiler_common::{Api, Call};
 
 use stallscope::random::Random;
-use stallscope::trace::record::{Ends, Socket, Wait, WaitFlags};
+use stallscope::trace::record::{Ends, Sched, Socket, Wait, WaitFlags};
 
 fn below(random: &mut Random, limit: u64) -> u64 {
     random.any() % limit
@@ -27,6 +27,8 @@ pub fn waits(count: usize) -> Vec<Wait> {
             let thread = below(&mut random, 8) as u32;
             let peer = below(&mut random, 50) as u16;
             let local: SocketAddr = ([10, 0, 0, 1], 40_000 + peer).into();
+            let sleep_ns = now - duration + 1500 + below(&mut random, 500);
+            let wake_ns = now - 2000 - below(&mut random, 1500);
             let sizes = [64, 4096, 65536, 1 << 20];
             Wait {
                 start_ns: now - duration,
@@ -34,13 +36,13 @@ pub fn waits(count: usize) -> Vec<Wait> {
                 pid: 4711,
                 tid: 4711 + thread,
                 call: if receive { Call::Recvfrom } else { Call::Sendto },
-                flags: WaitFlags { slept: true, ..WaitFlags::default() },
+                flags: WaitFlags { slept: true, timed: true, ..WaitFlags::default() },
                 fd: 20 + i32::from(peer),
                 set_size: 0,
                 polls: 0,
                 ret: sizes[below(&mut random, 4) as usize],
                 arg: 0,
-                off_cpu_ns: duration - below(&mut random, 4000),
+                off_cpu_ns: wake_ns - sleep_ns,
                 user_stack: stacks[below(&mut random, 40) as usize],
                 kernel_stack: kernel_stacks[below(&mut random, 4) as usize],
                 api: Api::None,
@@ -54,6 +56,7 @@ pub fn waits(count: usize) -> Vec<Wait> {
                     events: 0,
                     revents: 0,
                 }],
+                sched: Sched { sleep_ns, wake_ns, runq_ns: now - wake_ns - 500, owner: 0 },
             }
         })
         .collect()

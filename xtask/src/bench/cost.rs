@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::empty::EmptyPrograms;
+use super::looper::Kind;
 use super::stats::{self, Spread};
 use crate::{paths, run};
 
@@ -115,8 +116,12 @@ pub struct Loop {
 
 impl Loop {
     pub fn start(iterations: u64, rate: u64) -> Result<Loop> {
+        Loop::start_kind(Kind::Datagrams, iterations, rate)
+    }
+
+    pub fn start_kind(kind: Kind, iterations: u64, rate: u64) -> Result<Loop> {
         let mut child = Command::new(std::env::current_exe().context("own path")?)
-            .args(["bench-loop", "--wait", "--cpu", LOOP_CPU])
+            .args(["bench-loop", "--wait", "--cpu", LOOP_CPU, "--kind", kind.name()])
             .args(["--iterations", &iterations.to_string(), "--rate", &rate.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -11,6 +11,7 @@ mod empty;
 pub mod looper;
 mod rate;
 mod stats;
+mod switch;
 mod symbols;
 
 use std::fs;
@@ -21,7 +22,7 @@ use crate::{build, paths};
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Rounds of the cost comparison
+    /// Rounds in which all modes take turns
     #[arg(long, default_value_t = 11)]
     rounds: usize,
     #[command(subcommand)]
@@ -34,6 +35,8 @@ enum Part {
     Record,
     /// How often `diff` finds a change that is there, and one that is not; writes bench/diff.md
     Diff,
+    /// What a context switch of a process that is not recorded takes more; writes bench/switch.md
+    Switch,
     /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
     Symbols(symbols::Options),
 }
@@ -47,13 +50,17 @@ pub fn run(options: &Options) -> Result<()> {
         return diff::run();
     }
     let before = load();
-    let figures = cost::run(options.rounds)? + &rate::run()?;
+    let (title, name, figures) = if matches!(options.part, Some(Part::Switch)) {
+        ("What recording adds to a context switch", "switch.md", switch::run(options.rounds)?)
+    } else {
+        ("What recording costs", "record.md", cost::run(options.rounds)? + &rate::run()?)
+    };
     let load =
         format!("Load average of the machine before: {before}; after: {} (1, 5, 15 minutes).\n\n", load());
-    let table = format!("# What recording costs\n\n{}{load}{figures}", machine());
+    let table = format!("# {title}\n\n{}{load}{figures}", machine());
     let folder = paths::root().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let file = folder.join("record.md");
+    let file = folder.join(name);
     fs::write(&file, &table).with_context(|| format!("cannot write {}", file.display()))?;
     print!("{table}");
     println!("written to {}", file.display());

@@ -27,6 +27,7 @@ enum Verdict {
 impl Verdict {
     fn of(query: &Query) -> Verdict {
         match query.outcome {
+            Outcome::NotSent { .. } => Verdict::NotSent,
             Outcome::Open | Outcome::GivenUp if query.sends.is_empty() && query.unsent > 0 => {
                 Verdict::NotSent
             }

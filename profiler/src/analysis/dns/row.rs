@@ -13,6 +13,7 @@ use crate::model::dns::lookup::LookupId;
 use crate::model::dns::message::{Question, rcode_name};
 use crate::model::dns::name::present_text;
 use crate::model::dns::query::{Outcome, Query};
+use crate::model::dns::unsent::errno_name;
 use crate::model::socket::Transport;
 use crate::trace::record::Window;
 
@@ -99,8 +100,16 @@ impl Builder<'_> {
             return;
         }
         let api = self.apis.get(index).copied().unwrap_or(Api::None);
+        let name = match (&query.question, query.outcome) {
+            (Some(question), _) => Some(question.name.clone()),
+            // What the function was asked for is all that is known of a question that was not even put.
+            (None, Outcome::NotSent { .. }) => {
+                self.calls.argument(query.pid, query.tid, query.lookup.api_start_ns)
+            }
+            (None, _) => None,
+        };
         let key = RowKey {
-            name: query.question.as_ref().map(|question| question.name.to_ascii_lowercase()),
+            name: name.as_ref().map(|name| name.to_ascii_lowercase()),
             qtype: query.question.as_ref().map(Question::type_name),
             server: query.server.to_string(),
             transport: query.transport,
@@ -108,7 +117,6 @@ impl Builder<'_> {
             pid: query.pid,
             tid: query.tid,
         };
-        let name = query.question.as_ref().map(|question| question.name.clone());
         let earlier = query.recovered || (query.opened_ns != 0 && query.opened_ns < self.window.start_ns);
         let row = self.row(key, name, |parts| parts.take_query(query, earlier));
         let position = self.asked(query.lookup, api, row, Some(index));
@@ -292,6 +300,7 @@ impl RowParts {
             Outcome::Answered { rcode, .. } => Some(rcode_name(rcode)),
             Outcome::Refused { errno: libc::ECONNREFUSED } => Some("icmp-refused".to_string()),
             Outcome::Refused { .. } => Some("icmp-unreachable".to_string()),
+            Outcome::NotSent { errno } => Some(errno_name(errno)),
             _ => None,
         };
         if rcode.is_some() && closed_ns >= self.last_answer_ns {

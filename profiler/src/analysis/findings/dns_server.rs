@@ -10,6 +10,7 @@ use crate::analysis::dns::{Asked, Lookup};
 use crate::analysis::report::{Distribution, Finding, Severity};
 use crate::model::cause::Cause;
 use crate::model::dns::query::Outcome;
+use crate::model::dns::unsent::errno_name;
 
 const UNREACHABLE: &str = "dns.resolver_unreachable";
 
@@ -20,6 +21,8 @@ struct Server<'a> {
     attempts: u64,
     answers: u64,
     refused: u64,
+    /// Messages that this machine did not let out.
+    unsent: u64,
     /// Messages that nothing came back for.
     unanswered: u64,
     /// Unreadable or foreign messages came from it: it is there.
@@ -111,6 +114,10 @@ impl<'a> Server<'a> {
                 self.refused += 1;
                 self.errno = errno;
             }
+            Outcome::NotSent { errno } => {
+                self.unsent += asked.unsent;
+                self.errno = errno;
+            }
             // Another server was faster: nothing can be said of this one.
             Outcome::Elsewhere => {}
             Outcome::Open | Outcome::GivenUp => {
@@ -167,8 +174,9 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         return None;
     }
     let limits = &scene.thresholds.dns;
-    let repeated = server.failed > 0 && scene.is_repeated(server.refused, server.span_ns());
-    let refused = server.refused > 0;
+    let unsent = server.unsent > 0 && server.attempts == 0;
+    let repeated = server.failed > 0 && scene.is_repeated(server.refused + server.unsent, server.span_ns());
+    let refused = server.refused > 0 || unsent;
     // A reverse zone whose own servers are dead makes a healthy resolver look like this.
     if server.forward == 0 && !refused {
         return None;
@@ -182,7 +190,9 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         return None;
     }
     let summary = if refused {
-        let what = if server.errno == libc::ECONNREFUSED {
+        let what = if unsent {
+            "cannot be reached from here (no route, or a firewall of this machine)"
+        } else if server.errno == libc::ECONNREFUSED {
             "refuses every query (ICMP: nobody listens on the port)"
         } else {
             "cannot be reached (ICMP)"
@@ -192,9 +202,14 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
             0 => String::new(),
             queries => format!(" and {} without any answer", count(queries, "query", "queries")),
         };
+        let how_often = if unsent {
+            let error = errno_name(server.errno);
+            format!("{} not sent ({error})", count(server.unsent, "query", "queries"))
+        } else {
+            count(server.refused, "refusal", "refusals")
+        };
         format!(
-            "{name} {what}: {}{silent} in {}, {} waited{}",
-            count(server.refused, "refusal", "refusals"),
+            "{name} {what}: {how_often}{silent} in {}, {} waited{}",
             time(server.span_ns()),
             time(server.stalled_ns),
             server.context()
@@ -230,6 +245,7 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         "attempts": server.attempts,
         "answered": 0,
         "refused": server.refused,
+        "unsent": server.unsent,
         "unanswered": server.unanswered,
         "lookups": server.lookups,
         "failed_lookups": server.failed,

@@ -33,6 +33,22 @@ enum Did<'a> {
     Mixed,
 }
 
+/// How to see what a thread does: with its Python functions where the process runs Python.
+pub(super) fn dump(scene: &Scene<'_>, pid: u32, tid: u32, why: &str) -> String {
+    let kernel = format!("cat /proc/{pid}/task/{tid}/stack");
+    if runs_python(scene, pid) {
+        format!("py-spy dump --pid {pid}; {kernel}    # {why}")
+    } else {
+        format!("gdb -p {pid} -batch -ex 'thread apply all bt'; {kernel}    # {why}")
+    }
+}
+
+/// By the name of a thread, or by the stacks of its stalls.
+fn runs_python(scene: &Scene<'_>, pid: u32) -> bool {
+    let named = scene.report.threads.iter().any(|row| row.pid == pid && row.name.starts_with("python"));
+    named || scene.surroundings.python.contains(&pid)
+}
+
 impl<'a> FarSide<'a> {
     /// The other end of what the process `pid` waited `stalled_ns` for.
     pub(super) fn of(scene: &Scene<'a>, pid: u32, end: &'a FarEnd, stalled_ns: u64) -> Option<FarSide<'a>> {
@@ -99,7 +115,7 @@ impl<'a> FarSide<'a> {
         format!(". That is {} (pid {}), recorded too: {did}", self.end.comm, self.end.pid)
     }
 
-    pub(super) fn advice(&self) -> String {
+    pub(super) fn advice(&self, scene: &Scene<'_>) -> String {
         let (pid, comm) = (self.end.pid, &self.end.comm);
         match &self.did {
             Did::Waits { peer, .. } => {
@@ -107,10 +123,7 @@ impl<'a> FarSide<'a> {
                     "Follow the chain: {comm} (pid {pid}) is held up by {peer}, look at the findings about that."
                 )
             }
-            _ => format!(
-                "py-spy dump --pid {pid}; cat /proc/{pid}/task/{}/stack    # what {comm} does before it sends; several times",
-                self.row.tid
-            ),
+            _ => dump(scene, pid, self.row.tid, &format!("what {comm} does before it sends; several times")),
         }
     }
 

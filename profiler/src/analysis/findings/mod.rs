@@ -4,12 +4,16 @@
 //! A wrong blame is worse than none: every finding needs a failure that was seen, or a share of the
 //! recording that was really waited, both above the limits of [`Thresholds`].
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::dns::DnsAnalysis;
 use super::far_end::FarEnds;
+use super::late::Late;
 use super::places::Places;
 use super::report::{Finding, Report, Severity};
+use super::socket_queues::SocketQueues;
 use crate::model::cause::Cause;
 use crate::trace::record::Environment;
 
@@ -21,10 +25,13 @@ mod dns_waiting;
 mod far_side;
 mod interface;
 mod kept;
+mod late_rank;
 mod net;
 mod net_hops;
 mod net_hosts;
 mod net_racks;
+mod net_silent;
+mod rdma;
 mod resolver;
 mod tcp;
 #[cfg(test)]
@@ -41,7 +48,13 @@ pub struct Surroundings<'a> {
     /// With the process that each entry is of, which the report's table leaves out.
     pub environment: &'a [Environment],
     pub far_ends: &'a FarEnds,
+    pub late: &'a Late,
+    /// Processes whose stalls have the interpreter of Python in their stacks.
+    pub python: &'a BTreeSet<u32>,
+    /// The latest look at each connection.
+    pub socket_queues: &'a SocketQueues,
     pub places: &'a Places,
+    pub queues: &'a [super::queues::Queue],
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
@@ -62,6 +75,7 @@ pub fn find(
     kept.extend(dns_waiting::still_waiting(&scene));
     tcp::find(&scene, &mut kept);
     kept.extend(net::find(&scene));
+    kept.extend(rdma::find(&scene));
     dns_server::subsume(kept.held());
     kept.finish()
 }

@@ -6,12 +6,14 @@ use serde_json::json;
 
 use super::far_side::FarSide;
 use super::text::{ip_of, list, time};
-use super::{Scene, Weight, finding, nanos, net_hosts, net_racks};
+use super::{Scene, Weight, finding, late_rank, nanos, net_hosts, net_racks, net_silent};
 use crate::analysis::report::{Finding, Severity};
 use crate::model::cause::Cause;
 
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
     let mut findings = slow_peers(scene);
+    late_rank::find(scene, &mut findings);
+    net_silent::find(scene, &mut findings);
     net_hosts::add_slow_hosts(scene, &mut findings);
     findings.extend(net_racks::find(scene));
     findings
@@ -214,7 +216,7 @@ fn slow_peer(scene: &Scene<'_>, peer: &Peer, slow: &SlowPeer) -> Option<Finding>
         format!("nsenter -t {pid} -n ss -tnpi dst {ip}    # rtt, retrans, Recv-Q 0 and a growing lastrcv: the peer sends nothing"),
         "If the peer is idle or waits itself, follow the chain to the rank that computes, loads data or logs while others wait; if it has sent, look at the way between (tcp.retransmits, hops).".to_string(),
     ];
-    let advice = far.as_ref().map_or_else(|| beyond.to_vec(), |far| vec![far.advice()]);
+    let advice = far.as_ref().map_or_else(|| beyond.to_vec(), |far| vec![far.advice(scene)]);
     let tids: Vec<u32> = slow.threads.iter().map(|(_, tid)| *tid).take(super::text::LISTED).collect();
     let proof = json!({
         "peer": peer,

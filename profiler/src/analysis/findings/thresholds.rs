@@ -27,6 +27,7 @@ pub struct Thresholds {
     pub dns: Dns,
     pub tcp: Tcp,
     pub net: Net,
+    pub rdma: Rdma,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -137,6 +138,24 @@ pub struct Net {
     pub cross_rack_share: f64,
     /// … of at least this many.
     pub cross_rack_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rdma {
+    /// `rdma.queue_bound`: median of the waiting behind other requests, as a multiple of the unloaded latency …
+    pub queue_ratio: f64,
+    /// … of at least this many requests …
+    pub queue_requests: u64,
+    /// … and time in which the queue pair had some that waited so.
+    #[serde(with = "span")]
+    pub queue_stall: Duration,
+}
+
+impl Default for Rdma {
+    fn default() -> Rdma {
+        Rdma { queue_ratio: 1.0, queue_requests: 20, queue_stall: Duration::from_millis(20) }
+    }
 }
 
 impl Default for General {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{Piece, ThreadPartition, clipped, piece};
 use crate::analysis::classify::{Slot, Verdict, classify};
 use crate::analysis::context::Context;
+use crate::analysis::on_cpu;
 use crate::model::cause::Cause;
 use crate::model::thread::{Interval, ThreadTrack};
 
@@ -37,26 +38,70 @@ pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, r
         }
         match classify(context, wait, &mut slots) {
             Verdict::Other => {}
-            Verdict::Idle | Verdict::Sleep => idle.push(span),
+            Verdict::Idle | Verdict::Sleep => {
+                by_cause(index, &Slot::of_none(Cause::Other), span, &mut idle);
+            }
             Verdict::Stall => slots.iter().for_each(|slot| by_cause(index, slot, span, &mut shares)),
         }
     }
-    let stalled = free_of(&union(shares.iter().map(|share| share.span).collect()), &taken.calls);
-    Sweep::new(&shares).run(&taken.calls, &mut result.pieces);
+    let stalled = free_of(&spans_of(&shares), &taken.calls);
+    let mut pieces = Vec::new();
+    Sweep::new(&shares).run(&taken.calls, &mut pieces);
+    let unlooked_ns = take_out_run_queue(track, &mut pieces);
+    let asleep = union([taken.calls.as_slice(), &taken.naps].concat());
+    let looked_ns = total(&free_of(&stalled, &asleep)).saturating_sub(unlooked_ns);
+    let worked_ns = take_out(on_cpu::worked_ns(track.samples.as_ref(), looked_ns), &mut pieces);
+    result.stalled_ns += total(&stalled) - unlooked_ns - worked_ns;
+    result.pieces.extend(pieces);
 
-    let mut looking = stalled.clone();
-    looking.extend(&idle);
-    idle.extend(&taken.naps);
-    let mut busy = taken.calls.clone();
-    busy.extend(&stalled);
-    let idle = free_of(&union(idle), &union(busy));
-    let mut asleep = taken.calls.clone();
-    asleep.extend(&taken.naps);
-    let looking = free_of(&union(looking), &union(asleep));
+    let busy = union([taken.calls.as_slice(), &stalled].concat());
+    let looking_idly = free_of(&spans_of(&idle), &busy);
+    let mut idle_pieces = Vec::new();
+    Sweep::new(&idle).run(&busy, &mut idle_pieces);
+    let idly_unlooked_ns = take_out_run_queue(track, &mut idle_pieces);
+    let looking = union([stalled, looking_idly.clone()].concat());
+    let idle_naps = free_of(&union(taken.naps.clone()), &union([busy, looking_idly.clone()].concat()));
+    result.idle_ns += total(&looking_idly) - idly_unlooked_ns + total(&idle_naps);
 
-    result.stalled_ns += total(&stalled);
-    result.idle_ns += total(&idle);
-    result.spin_ns = total(&looking);
+    let awake_ns = total(&free_of(&looking, &asleep));
+    result.spin_ns = awake_ns.saturating_sub(unlooked_ns + idly_unlooked_ns + worked_ns);
+}
+
+/// All time in which one of them is awaited.
+fn spans_of(shares: &[Share]) -> Vec<Interval> {
+    union(shares.iter().map(|share| share.span).collect())
+}
+
+/// Takes out of each piece what its wait was without a processor, evenly, since it is not known when that was. Returns
+/// how much that is.
+fn take_out_run_queue(track: &ThreadTrack, pieces: &mut Vec<Piece>) -> u64 {
+    let mut taken_ns = 0;
+    for piece in &mut *pieces {
+        let Some(wait) = track.waits.get(piece.wait as usize) else { continue };
+        let whole = wait.asleep();
+        let (len, waited) = (u128::from(whole.len()), u128::from(wait.waited_ns(whole)));
+        let Some(weight) = (u128::from(piece.weight_ns) * waited).checked_div(len) else { continue };
+        let weight_ns = u64::try_from(weight).unwrap_or(piece.weight_ns);
+        taken_ns += piece.weight_ns - weight_ns;
+        piece.weight_ns = weight_ns;
+    }
+    pieces.retain(|piece| piece.weight_ns > 0);
+    taken_ns
+}
+
+/// Takes so much out of the pieces, in proportion to their weights. Returns how much that is, in whole nanoseconds.
+fn take_out(wanted_ns: u64, pieces: &mut Vec<Piece>) -> u64 {
+    let all: u128 = pieces.iter().map(|piece| u128::from(piece.weight_ns)).sum();
+    let mut taken_ns = 0;
+    for piece in &mut *pieces {
+        let part = u128::from(piece.weight_ns) * u128::from(wanted_ns);
+        let part =
+            part.checked_div(all).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0).min(piece.weight_ns);
+        piece.weight_ns -= part;
+        taken_ns += part;
+    }
+    pieces.retain(|piece| piece.weight_ns > 0);
+    taken_ns
 }
 
 fn total(spans: &[Interval]) -> u64 {

@@ -5,8 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::analysis::Analysis;
-use crate::model::fixture::{Trace, in_flight, listener, no_socket, readable, spin, tcp, udp, unix, wait};
-use crate::trace::record::{Wait, WaitFlags};
+use crate::model::fixture::{
+    Trace, in_flight, listener, no_socket, readable, slept, spin, tcp, udp, unix, wait,
+};
+use crate::trace::record::{Sched, Wait, WaitFlags};
 
 fn peer(number: u64) -> crate::trace::record::Socket {
     readable(tcp(number, &format!("10.0.1.{number}:80")))
@@ -118,6 +120,86 @@ fn naps_between_looks_are_part_of_the_wait_and_other_sleep_is_idle() {
 }
 
 #[test]
+fn nested_waits_have_what_their_thread_slept_in_each() {
+    let analysis = Trace::new()
+        .wait(slept(1110, 1450, wait(Call::Poll, 1100, 1500, vec![peer(1)])))
+        .wait(slept(1205, 1240, wait(Call::Read, 1200, 1250, vec![peer(2)])))
+        .times(1000, 0, 0)
+        .times(2000, 600, 75)
+        .analyse();
+    assert_eq!(of_peer(&analysis, 1), [(1110, 1200, 90), (1250, 1450, 200)]);
+    assert_eq!(of_peer(&analysis, 2), [(1205, 1240, 35)]);
+    let row = &analysis.report.threads[0];
+    assert_eq!((row.stalled_ns, row.running_ns, row.runnable_ns, row.other_ns), (325, 600, 75, 0));
+}
+
+#[test]
+fn peers_of_one_wait_share_what_the_thread_slept_in_it() {
+    let poll = slept(1100, 1200, wait(Call::Poll, 1090, 1250, vec![peer(1), peer(2)]));
+    // It woke up in between, for 40 ns.
+    let analysis = Trace::new().wait(Wait { off_cpu_ns: 60, ..poll }).analyse();
+    assert_eq!(of_peer(&analysis, 1), [(1100, 1200, 30)]);
+    assert_eq!(of_peer(&analysis, 2), [(1100, 1200, 30)]);
+    assert_eq!(analysis.report.totals.stalled_ns, 60);
+}
+
+#[test]
+fn a_call_in_which_the_thread_did_not_sleep_is_no_wait_and_leaves_nothing_to_the_outer_one() {
+    let awake = WaitFlags { timed: true, ..WaitFlags::default() };
+    let analysis = Trace::new()
+        .wait(slept(1100, 1500, wait(Call::Poll, 1100, 1500, vec![peer(1)])))
+        .wait(Wait { flags: awake, ..wait(Call::Read, 1200, 1300, vec![peer(2)]) })
+        .analyse();
+    assert_eq!(of_peer(&analysis, 1), [(1100, 1200, 100), (1300, 1500, 200)]);
+    assert_eq!(of_peer(&analysis, 2), []);
+}
+
+/// A spin that had no processor for so long.
+fn starved(runq_ns: u64, wait: Wait) -> Wait {
+    spin(Wait { sched: Sched { runq_ns, ..Sched::default() }, ..wait })
+}
+
+#[test]
+fn spins_that_share_time_wait_only_while_there_is_a_processor() {
+    let analysis = Trace::new()
+        .wait(starved(80, wait(Call::Recvfrom, 1100, 1500, vec![peer(1)])))
+        .wait(starved(50, wait(Call::Recvfrom, 1200, 1400, vec![peer(2)])))
+        .times(1000, 0, 0)
+        .times(2000, 500, 80)
+        .analyse();
+    // Of 100 + 100 + 100 ns four parts in five, and of 100 ns three in four.
+    assert_eq!(of_peer(&analysis, 1), [(1100, 1500, 240)]);
+    assert_eq!(of_peer(&analysis, 2), [(1200, 1400, 75)]);
+    let row = &analysis.report.threads[0];
+    assert_eq!((row.stalled_ns, row.runnable_ns, row.running_ns), (315, 80, 500 - 315));
+}
+
+#[test]
+fn run_queue_time_after_a_nap_is_taken_out_of_the_spin_once() {
+    let analysis = Trace::new()
+        .wait(starved(60, wait(Call::Recvfrom, 1100, 1400, vec![peer(1)])))
+        .wait(slept(1150, 1250, wait(Call::ClockNanosleep, 1150, 1310, Vec::new())))
+        .times(1000, 0, 0)
+        .times(2000, 500, 60)
+        .analyse();
+    assert_eq!(of_peer(&analysis, 1), [(1100, 1400, 240)]);
+    let row = &analysis.report.threads[0];
+    // Of its running time it looked for 300 - 100 - 60 ns.
+    assert_eq!((row.stalled_ns, row.idle_ns, row.runnable_ns, row.running_ns), (240, 0, 60, 360));
+}
+
+#[test]
+fn an_idle_spin_without_a_processor_is_runnable() {
+    let analysis = Trace::new()
+        .wait(starved(100, wait(Call::Accept, 1100, 1500, vec![listener(9)])))
+        .times(1000, 0, 0)
+        .times(2000, 700, 100)
+        .analyse();
+    let row = &analysis.report.threads[0];
+    assert_eq!((row.idle_ns, row.runnable_ns, row.running_ns, row.other_ns), (300, 100, 400, 200));
+}
+
+#[test]
 fn an_idle_spin_has_what_stalled_spins_leave() {
     let analysis = Trace::new()
         .wait(spin(wait(Call::Accept, 1100, 1400, vec![listener(9)])))
@@ -182,15 +264,21 @@ struct Case {
     len: u64,
     kind: usize,
     nonblocking: bool,
+    /// Where an ordinary call slept, if the scheduler's probes ran.
+    asleep: Option<(u64, u64)>,
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    (900_u64..1200, 0_u64..120, 0_usize..9, any::<bool>()).prop_map(|(start, len, kind, nonblocking)| Case {
-        start,
-        len,
-        kind,
-        nonblocking,
-    })
+    let asleep = prop::option::of((0_u64..60, 0_u64..120));
+    (900_u64..1200, 0_u64..120, 0_usize..9, any::<bool>(), asleep).prop_map(
+        |(start, len, kind, nonblocking, asleep)| {
+            let inside = |(lead, sleep): (u64, u64)| {
+                let begin = start + lead.min(len);
+                (begin, (begin + sleep).min(start + len))
+            };
+            Case { start, len, kind, nonblocking, asleep: asleep.map(inside).filter(|_| !nonblocking) }
+        },
+    )
 }
 
 impl Case {
@@ -208,7 +296,16 @@ impl Case {
         };
         let flags = WaitFlags { nonblocking: self.nonblocking, ..WaitFlags::default() };
         // Descriptors differ, so that none counts as a duplicate of another.
-        Wait { flags, fd: index, ..wait(call, self.start, self.start + self.len, sockets) }
+        let wait = Wait { flags, fd: index, ..wait(call, self.start, self.start + self.len, sockets) };
+        match self.asleep {
+            None => wait,
+            Some((begin, end)) if begin < end => slept(begin, end, wait),
+            Some(_) => Wait { flags: WaitFlags { timed: true, ..wait.flags }, ..wait },
+        }
+    }
+
+    fn sleeps(&self, now: u64) -> bool {
+        self.asleep.is_none_or(|(begin, end)| begin <= now && now < end)
     }
 
     fn stalls(&self) -> bool {
@@ -231,10 +328,10 @@ fn by_hand(cases: &[Case]) -> (u64, u64) {
         // Of those that began last, the one that ends first, and of these the last record.
         let inner = ordinary.min_by_key(|case| (std::cmp::Reverse(case.start), case.len));
         match inner {
-            // Sleep leaves its time to a spin that stalls.
-            Some(inner) if inner.kind != SLEEP || !stalls => {
-                stalled += u64::from(inner.stalls());
-                idle += u64::from(inner.idles());
+            // Sleep leaves its time to a spin that stalls, and what is behind it to any.
+            Some(inner) if inner.kind != SLEEP || (!stalls && inner.sleeps(now)) => {
+                stalled += u64::from(inner.stalls() && inner.sleeps(now));
+                idle += u64::from(inner.idles() && inner.sleeps(now));
             }
             _ => {
                 stalled += u64::from(stalls);

@@ -7,6 +7,7 @@ use super::lookup::Lookups;
 use super::message::{Message, Question};
 use super::query::{Outcome, Query, SocketKey};
 use super::stream::Streams;
+use super::unsent::keeps_from_server;
 use crate::model::socket::{self, Transport};
 use crate::trace::record::{Direction, DnsMessage, Ends, Window};
 
@@ -293,7 +294,7 @@ impl Exchanges {
             self.refused(envelope, errno);
         }
         if sends {
-            self.not_sent(envelope);
+            self.not_sent(envelope, errno);
         }
     }
 
@@ -317,18 +318,21 @@ impl Exchanges {
         }
     }
 
-    fn not_sent(&mut self, envelope: &Envelope<'_>) {
+    fn not_sent(&mut self, envelope: &Envelope<'_>, errno: i32) {
         let record = envelope.record;
-        let length = record.data.len();
-        let Some(message) = Message::decode(&record.data, length) else { return };
-        if message.is_answer || message.question.is_none() {
-            return;
-        }
-        let known = self.open_query(envelope, Some(message.id), message.question.as_ref());
+        let outcome = if keeps_from_server(errno) { Outcome::NotSent { errno } } else { Outcome::GivenUp };
+        let (id, question) = match Message::decode(&record.data, record.data.len()) {
+            Some(message) if message.is_answer || message.question.is_none() => return,
+            Some(message) => (Some(message.id), message.question),
+            // Of a `connect` there is no message.
+            None if record.data.is_empty() && outcome != Outcome::GivenUp => (None, None),
+            None => return,
+        };
+        let known = self.open_query(envelope, id, question.as_ref());
         let index = known.unwrap_or_else(|| {
-            let index = self.add(envelope, Some(message.id), message.question, record.time_ns);
+            let index = self.add(envelope, id, question, record.time_ns);
             if let Some(query) = self.queries.get_mut(index) {
-                query.close(record.time_ns, Outcome::GivenUp);
+                query.close(record.time_ns, outcome);
             }
             index
         });

@@ -7,6 +7,7 @@ pub mod message;
 pub mod name;
 pub mod query;
 pub mod stream;
+pub mod unsent;
 
 /// Port of the servers that are watched.
 pub const PORT: u16 = 53;

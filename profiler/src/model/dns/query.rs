@@ -44,6 +44,8 @@ pub enum Outcome {
     Refused { errno: i32 },
     /// Another server answered the same question first.
     Elsewhere,
+    /// This machine did not let it out: the errno of `sendto` or `connect`.
+    NotSent { errno: i32 },
     /// Nobody waits for it any more: the question was sent anew, another lookup began, the connection ended.
     GivenUp,
 }

@@ -51,6 +51,7 @@ impl Collector {
             Some(reason) => off("rtt", reason),
         });
         rows.extend(self.python.coverage());
+        rows.extend(self.verbs.coverage());
         rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
         for row in rows {
             self.write(Record::Coverage(row));

@@ -61,7 +61,9 @@ fn entry(key: &str, value: &Value, depth: usize) -> String {
             format!("{} {}", name.strip_suffix(" ns").unwrap_or(&name), duration(ns))
         }
         // Names, however they look.
-        _ if matches!(key, "pid" | "pids" | "tid" | "tids") => format!("{name} {}", plain(value)),
+        _ if ["pid", "pids", "tid", "tids"].iter().any(|id| key.ends_with(id)) => {
+            format!("{name} {}", plain(value))
+        }
         _ => format!("{name} {}", text(value, depth)),
     }
 }

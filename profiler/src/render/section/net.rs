@@ -9,11 +9,14 @@ use crate::render::name::escape_controls;
 use crate::render::table::{Column, Table};
 use crate::render::unit::{bytes, count, duration, percent};
 
+/// Said below a table that has such figures.
+pub(super) const LOWER_BOUND: &str = ">= : began before the recording, so this is a lower bound";
+
 /// Rows of each of these tables.
 const MOST: usize = 20;
 
 /// A duration of a distribution, `-` where it has none.
-fn of(distribution: &Distribution, ns: u64) -> String {
+pub(super) fn of(distribution: &Distribution, ns: u64) -> String {
     if distribution.count == 0 { "-".to_owned() } else { duration(ns) }
 }
 
@@ -55,10 +58,7 @@ pub(super) fn dns_table(report: &Report) -> Table {
             escape_controls(&row.transport),
         ]
     });
-    table.remark = rows
-        .iter()
-        .any(|row| row.began_earlier && row.stalled_ns > 0)
-        .then_some(">= : began before the recording, so this is a lower bound");
+    table.remark = rows.iter().any(|row| row.began_earlier && row.stalled_ns > 0).then_some(LOWER_BOUND);
     table
 }
 
@@ -73,7 +73,7 @@ fn answer(row: &DnsRow) -> String {
 }
 
 /// A duration, marked where it is a lower bound.
-fn bounded(ns: u64, began_earlier: bool) -> String {
+pub(super) fn bounded(ns: u64, began_earlier: bool) -> String {
     format!("{}{}", if began_earlier && ns > 0 { ">=" } else { "" }, duration(ns))
 }
 
@@ -115,13 +115,13 @@ pub(super) fn socket_table(analysis: &Analysis) -> Table {
         Column::figure("stalled"),
         Column::figure("p50"),
         Column::figure("p99"),
-        Column::figure("max"),
+        Column::figure("longest"),
         Column::figure("in flight"),
         Column::figure("polls").extra(),
     ];
     let mut rows: Vec<&SocketRow> = analysis.report.sockets.iter().collect();
     rows.sort_by_key(|row| Reverse((row.stalled_ns, row.waits)));
-    Table::of("Sockets", columns, &rows, MOST, |row| {
+    let mut table = Table::of("Sockets", columns, &rows, MOST, |row| {
         vec![
             escape_controls(&row.peer),
             escape_controls(&row.direction),
@@ -130,11 +130,13 @@ pub(super) fn socket_table(analysis: &Analysis) -> Table {
             duration(row.stalled_ns),
             of(&row.duration, row.duration.p50_ns),
             of(&row.duration, row.duration.p99_ns),
-            of(&row.duration, row.duration.max_ns),
+            bounded(row.longest_ns, row.began_earlier),
             count(row.in_flight),
             count(row.polls),
         ]
-    })
+    });
+    table.remark = rows.iter().take(MOST).any(|row| row.began_earlier).then_some(LOWER_BOUND);
+    table
 }
 
 pub(super) fn hop_table(report: &Report) -> Table {

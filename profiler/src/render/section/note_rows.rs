@@ -10,6 +10,8 @@ use crate::trace::record::FamilyState;
 
 /// Rows of the environment, and kinds of system calls, that are shown.
 const MOST: usize = 20;
+/// Not lost: kernels and copies that ran, or waited to run, when the recording stopped.
+const IN_FLIGHT: &str = "gpu_unfinished";
 
 /// Lines that say what this is a report of.
 pub(in crate::render) fn header(report: &Report) -> Vec<String> {
@@ -50,10 +52,14 @@ pub(in crate::render) fn coverage(report: &Report) -> Vec<(&'static str, String)
         ("not seen", or(note::blind_spots(report).join("; "), "nothing that is known of")),
         ("lost", or(note::losses(report).join(", "), "nothing that is known of")),
     ];
+    rows.extend(super::gpu::lines(report).into_iter().map(|line| ("GPU", line)));
+    if let Some(open) = coverage.losses.get(IN_FLIGHT).filter(|open| **open > 0) {
+        rows.push(("GPU at the end", format!("{} or copies had not ended", plural(*open, "kernel"))));
+    }
     let losses: Vec<String> = coverage
         .losses
         .iter()
-        .filter(|(_, lost)| **lost > 0)
+        .filter(|(what, lost)| **lost > 0 && what.as_str() != IN_FLIGHT)
         .map(|(what, lost)| format!("{} {}", escape_controls(what), count(*lost)))
         .collect();
     if !losses.is_empty() {
@@ -108,7 +114,6 @@ fn watched(probes: &[ProbeRow]) -> String {
 fn elsewhere(report: &Report) -> String {
     let sections = [
         (report.queues.len(), "queue"),
-        (report.collectives.len(), "collective"),
         (report.init.len(), "initialisation"),
         (report.counters.len(), "counter"),
         (usize::from(report.steps.is_some()), "summary of steps"),

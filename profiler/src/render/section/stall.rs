@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use super::net::{LOWER_BOUND, bounded, of};
 use super::thread_label;
 use crate::analysis::Analysis;
 use crate::analysis::report::{CauseRow, Domain, Report};
@@ -57,6 +58,13 @@ pub(in crate::render) fn worst_stalls(analysis: &Analysis) -> Vec<WorstStall> {
             sum.began_earlier = stall.began_earlier;
         }
     }
+    // The analysis counts whole waits, of which a stall may be one of several pieces.
+    for row in &analysis.report.stalls {
+        if let Some(sum) = sums.get_mut(&(row.cause, row.peer.as_str(), row.tid)) {
+            (sum.count, sum.in_flight) = (row.count, row.in_flight);
+            (sum.longest_ns, sum.began_earlier) = (row.longest_ns, row.began_earlier);
+        }
+    }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by(|(key_a, a), (key_b, b)| b.total_ns.cmp(&a.total_ns).then(key_a.cmp(key_b)));
     sums.into_iter()
@@ -77,8 +85,7 @@ pub(in crate::render) fn worst_stalls(analysis: &Analysis) -> Vec<WorstStall> {
 impl WorstStall {
     /// `1.23 s`, or `>=1.23 s` where the wait began before the recording.
     pub(in crate::render) fn longest(&self) -> String {
-        let bound = if self.began_earlier { ">=" } else { "" };
-        format!("{bound}{}", duration(self.longest_ns))
+        bounded(self.longest_ns, self.began_earlier)
     }
 }
 
@@ -109,11 +116,7 @@ pub(super) fn worst_table(analysis: &Analysis) -> Table {
             row.detail.clone(),
         ]
     });
-    table.remark = worst
-        .iter()
-        .take(MOST)
-        .any(|row| row.began_earlier)
-        .then_some(">= : began before the recording, so this is a lower bound");
+    table.remark = worst.iter().take(MOST).any(|row| row.began_earlier).then_some(LOWER_BOUND);
     table
 }
 
@@ -126,12 +129,12 @@ pub(super) fn cause_table(report: &Report) -> Table {
         Column::figure("count"),
         Column::figure("p50"),
         Column::figure("p99"),
-        Column::figure("max"),
+        Column::figure("longest"),
         Column::figure("in flight"),
     ];
     let mut rows: Vec<&CauseRow> = report.causes.iter().collect();
     rows.sort_by_key(|row| (row.domain as u8, Reverse(row.stalled_ns), row.cause));
-    Table::of("Causes", columns, &rows, Cause::ALL.len() * 3, |row| {
+    let mut table = Table::of("Causes", columns, &rows, Cause::ALL.len() * 3, |row| {
         let domain = match row.domain {
             Domain::Thread => "thread",
             Domain::Qp => "qp",
@@ -145,11 +148,14 @@ pub(super) fn cause_table(report: &Report) -> Table {
             domain.to_owned(),
             duration(row.stalled_ns),
             part,
-            count(row.count),
-            duration(row.duration.p50_ns),
-            duration(row.duration.p99_ns),
-            duration(row.duration.max_ns),
+            // The kernel's account of run queues has no single waits.
+            if row.duration.count == 0 { "-".to_owned() } else { count(row.count) },
+            of(&row.duration, row.duration.p50_ns),
+            of(&row.duration, row.duration.p99_ns),
+            if row.duration.count == 0 { "-".to_owned() } else { bounded(row.longest_ns, row.began_earlier) },
             count(row.in_flight),
         ]
-    })
+    });
+    table.remark = rows.iter().any(|row| row.began_earlier).then_some(LOWER_BOUND);
+    table
 }

@@ -11,7 +11,7 @@ use crate::render::{name, note};
 
 /// Stalls and findings that are named; with the lines around them the summary has at most 15 lines.
 const STALLS: usize = 5;
-const FINDINGS: usize = 4;
+const FINDINGS: usize = 3;
 
 pub(super) fn write(analysis: &Analysis, painter: Painter, out: &mut dyn Write) -> io::Result<()> {
     let report = &analysis.report;
@@ -25,6 +25,9 @@ pub(super) fn write(analysis: &Analysis, painter: Painter, out: &mut dyn Write) 
     let head = format!("{}: {} in {length}", note::target(report), note::stalled(report));
     writeln!(out, "{}", painter.paint(Style::Heading, &cut(&head, WIDTH)))?;
     write_stalls(analysis, out)?;
+    if let Some(line) = section::worst_kernel(report) {
+        writeln!(out, "{}", cut(&line, WIDTH))?;
+    }
     write_findings(analysis, painter, out)?;
     let mut losses = note::losses(report);
     losses.extend(note::blind_spots(report));

@@ -76,8 +76,9 @@ impl WaitDecoder {
         let &(pid, tid) = columns.threads.get(*columns.thread.get(row)? as usize)?;
         let &(user_stack, kernel_stack) = columns.stacks.get(*columns.stack.get(row)? as usize)?;
         let shape = columns.shapes.get(*columns.shape.get(row)? as usize)?;
+        let start_ns = end_ns.wrapping_sub(duration);
         Some(Wait {
-            start_ns: end_ns.wrapping_sub(duration),
+            start_ns,
             end_ns,
             pid,
             tid,
@@ -94,6 +95,7 @@ impl WaitDecoder {
             api: Api::from_u16(shape.api),
             api_start_ns: *columns.api_start.get(row)?,
             sockets: Vec::new(),
+            sched: self.sched.get(row, start_ns, end_ns),
         })
     }
 }

@@ -9,6 +9,7 @@ mod idling;
 mod living;
 mod receiving;
 mod resolving;
+mod scheduling;
 mod sys;
 
 use std::cell::Cell;
@@ -70,6 +71,9 @@ fn main() {
         "poll-crowd" => receiving::poll_crowd(&arguments),
         "sleep" => idling::sleep(&arguments),
         "pool" => idling::pool(&arguments),
+        "mutex" => scheduling::mutex(&arguments),
+        "work" => scheduling::work(&arguments),
+        "copy" => scheduling::copy(&arguments),
         "threads" => living::threads(&arguments),
         "named" => living::named(&arguments),
         "fork-recv" => living::fork_then_receive(&arguments),
@@ -94,11 +98,12 @@ fn ready(values: &str) {
     say("ready", values);
 }
 
-/// Says what was measured; `busy` is the thread's processor and run-queue time since the word to go on, and
-/// `end` the clock now.
+/// Says what was measured; `busy` is the thread's processor and run-queue time since the word to go on, `runq` its
+/// run-queue time alone, and `end` the clock now.
 fn done(values: &str) {
-    let busy = busy_ns().saturating_sub(BUSY_AT_GO.get());
-    done_with(values, busy);
+    let ((running, runnable), at_go) = (cpu_times(), AT_GO.get());
+    let runq = runnable.saturating_sub(at_go.1);
+    done_with(&format!("{values} runq={runq}"), running.saturating_sub(at_go.0) + runq);
 }
 
 /// [`done`] for programs whose other threads waited, with the sum of their `busy` times.
@@ -107,13 +112,20 @@ fn done_with(values: &str, busy_ns: u64) {
 }
 
 thread_local! {
-    static BUSY_AT_GO: Cell<u64> = const { Cell::new(0) };
+    static AT_GO: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Nanoseconds that this thread has run, and waited for a processor, by the kernel's account.
+fn cpu_times() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel has schedstat");
+    let mut fields = text.split_whitespace().map(|field| field.parse().expect("a number"));
+    (fields.next().expect("running"), fields.next().expect("runnable"))
 }
 
 /// Nanoseconds that this thread has run or waited for a processor.
 fn busy_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel has schedstat");
-    text.split_whitespace().take(2).map(|ns| ns.parse::<u64>().expect("a number")).sum()
+    let (running, runnable) = cpu_times();
+    running + runnable
 }
 
 fn say(what: &str, values: &str) {
@@ -127,7 +139,7 @@ fn go() {
     if stdin().read_line(&mut line).unwrap_or(0) == 0 {
         std::process::exit(0);
     }
-    BUSY_AT_GO.set(busy_ns());
+    AT_GO.set(cpu_times());
 }
 
 /// Stays until the test closes standard input.

@@ -12,7 +12,8 @@ use super::{Arguments, done, go, ready};
 /// `recv HOW PEER TIMES`: connects, then asks and waits TIMES times.
 ///
 /// HOW: `blocking` (recvfrom), `read`, `recvmsg`, `poll`, `ppoll`, `select`, `epoll`, `spin` (asks without
-/// blocking, again and again), `yield` (the same with 50 µs of sleep between).
+/// blocking, again and again), `yield` (the same with 50 µs of sleep between), `work` (the same with a millisecond of work
+/// between).
 pub fn receive(arguments: &Arguments) {
     let how: String = arguments.get(0);
     let fd = connected(arguments.get(1));
@@ -42,8 +43,11 @@ fn exchange(how: &str, fd: RawFd, times: u32) {
             each.push(waited.to_string());
         }
     }
-    let Looks { count, gaps, gap_ns } = looks;
-    done(&format!("ns={ns} looks={count} gaps={gaps} gap_ns={gap_ns} each={}", each.join(",")));
+    let Looks { count, gaps, gap_ns, worked_ns } = looks;
+    done(&format!(
+        "ns={ns} looks={count} gaps={gaps} gap_ns={gap_ns} worked_ns={worked_ns} each={}",
+        each.join(",")
+    ));
 }
 
 /// How often a program looked, and how often it was kept from looking: by a machine that gives it no time, not
@@ -54,6 +58,8 @@ pub struct Looks {
     /// Pauses of more than 5 ms between two looks, and their sum.
     gaps: u64,
     gap_ns: u64,
+    /// Work between the looks of `work`, by the processor's clock for this thread.
+    worked_ns: u64,
 }
 
 impl Looks {
@@ -61,6 +67,7 @@ impl Looks {
         self.count += other.count;
         self.gaps += other.gaps;
         self.gap_ns += other.gap_ns;
+        self.worked_ns += other.worked_ns;
     }
 }
 
@@ -100,6 +107,13 @@ fn stall_inner(how: &str, fd: RawFd) -> Looks {
                 }
                 count
             }
+            "work" => {
+                let count = recv(fd, rest, libc::MSG_DONTWAIT);
+                if count < 0 {
+                    looks.worked_ns += work_for(1_000_000);
+                }
+                count
+            }
             ready_first => {
                 wait_readable(ready_first, fd);
                 recv(fd, rest, libc::MSG_DONTWAIT)
@@ -113,6 +127,22 @@ fn stall_inner(how: &str, fd: RawFd) -> Looks {
     }
     std::hint::black_box(reply);
     looks
+}
+
+/// Computes until the thread has run for so long; for how long it did.
+fn work_for(ns: i64) -> u64 {
+    let now = || {
+        let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).expect("has one");
+        nix::sys::time::TimeValLike::num_nanoseconds(&time)
+    };
+    let start = now();
+    loop {
+        let worked = now() - start;
+        if worked >= ns {
+            return worked.cast_unsigned();
+        }
+        std::hint::spin_loop();
+    }
 }
 
 fn read(fd: RawFd, buffer: &mut [u8]) -> isize {

@@ -1,7 +1,7 @@
 //! Bare calls of the C library, so that a test knows exactly which system call is made.
 
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
 
 pub use stallscope::demo::monotonic_ns;
 
@@ -59,6 +59,33 @@ pub fn connected(peer: SocketAddr) -> RawFd {
     let fd = tcp_socket(peer, 0);
     assert_eq!(connect(fd, peer), 0, "connect to {peer}");
     fd
+}
+
+/// Two ends of one TCP connection to itself, whose receive buffer of `room` bytes is asked for beyond the limits.
+pub fn connected_to_itself(room: i32) -> (RawFd, RawFd) {
+    let listener = std::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("binds");
+    // SAFETY: pointer and length of a local.
+    let result = unsafe {
+        let value: *const i32 = &raw const room;
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            value.cast(),
+            size_of::<i32>() as u32,
+        )
+    };
+    checked(result, "SO_RCVBUFFORCE");
+    let sender = connected(listener.local_addr().expect("has an address"));
+    (sender, listener.accept().expect("accepts").0.into_raw_fd())
+}
+
+/// Bytes that wait in the socket's receive buffer.
+pub fn readable_bytes(fd: RawFd) -> usize {
+    let mut count: i32 = 0;
+    // SAFETY: the pointer is a local's.
+    checked(unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut count) }, "FIONREAD");
+    count as usize
 }
 
 /// `SO_ERROR`.

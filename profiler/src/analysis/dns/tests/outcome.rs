@@ -86,6 +86,34 @@ fn a_refusal_that_a_later_send_reports_counts_for_what_was_sent_before() {
 }
 
 #[test]
+fn a_question_that_the_own_machine_does_not_let_out_has_its_errno_as_result() {
+    for (errno, result) in
+        [(libc::ENETUNREACH, "ENETUNREACH"), (libc::EHOSTUNREACH, "EHOSTUNREACH"), (libc::EPERM, "EPERM")]
+    {
+        let mut script = Script::new(10 * SEC);
+        let data = crate::model::dns::message::tests::query(1, "node01.", A);
+        script.message(MS, Direction::Send, -i64::from(errno), &data);
+        let analysis = script.play();
+        let row = row(&analysis, Some("node01"), Some("A"), "udp");
+        assert_eq!((row.attempts, row.answered, row.unsent, row.rcode.as_deref()), (0, 0, 1, Some(result)));
+    }
+}
+
+#[test]
+fn a_socket_that_cannot_be_connected_stands_for_the_question_of_the_call() {
+    let mut script = Script::new(10 * SEC);
+    script.call(0, Api::Getaddrinfo, "node01");
+    for attempt in 1..=2 {
+        script.socket(7000 + attempt);
+        script.message(attempt * MS, Direction::Send, -i64::from(libc::ENETUNREACH), &[]);
+    }
+    let analysis = script.play();
+    let row = row(&analysis, Some("node01"), None, "udp");
+    assert_eq!((row.attempts, row.unsent, row.rcode.as_deref()), (0, 2, Some("ENETUNREACH")));
+    assert_eq!((row.api.as_str(), row.server.as_str()), ("getaddrinfo", "10.0.0.53:53"));
+}
+
+#[test]
 fn calls_that_found_nothing_are_no_answers() {
     let mut script = Script::new(10 * SEC);
     script.send(0, 1, "node01.", A);

@@ -114,6 +114,27 @@ fn refusals_in_milliseconds_for_ten_seconds_are_critical() {
 }
 
 #[test]
+fn a_server_without_a_route_is_unreachable_unless_another_one_answered() {
+    let mut script = Script::new(10 * SEC);
+    script.call(0, Api::Getaddrinfo, "node01");
+    script.message(MS, Direction::Send, -i64::from(libc::ENETUNREACH), &[]);
+    script.server = "10.0.0.54:53".to_string();
+    script.socket(7001);
+    script.send(2 * MS, 1, "node01.", A);
+    script.receive(3 * MS, 1, "node01.", A, NoError);
+    assert_eq!(ids(&of_script(&script)), Vec::<&str>::new(), "the second server of the list does");
+
+    script.call(SEC, Api::Getaddrinfo, "node01");
+    script.server = "10.0.0.53:53".to_string();
+    script.socket(7002);
+    script.message(SEC, Direction::Send, -i64::from(libc::ENETUNREACH), &[]);
+    let findings = of_script(&script);
+    let unreachable = get(&findings, "dns.resolver_unreachable");
+    assert_eq!((number(unreachable, "unsent"), number(unreachable, "failed_lookups")), (2, 1));
+    assert!(unreachable.summary.contains("2 queries not sent (ENETUNREACH)"), "{}", unreachable.summary);
+}
+
+#[test]
 fn one_refused_lookup_is_enough_and_refusals_that_were_not_sent_are_told() {
     let mut script = Script::new(10 * SEC);
     script.call(0, Api::Getaddrinfo, "node01");

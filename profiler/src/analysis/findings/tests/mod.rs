@@ -1,13 +1,17 @@
 //! Scenes and the findings that they must, and must not, give.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::{Surroundings, Thresholds, find};
 use crate::analysis::dns::DnsAnalysis;
 use crate::analysis::dns::tests::script::Script;
 use crate::analysis::far_end::FarEnds;
+use crate::analysis::late::Late;
 use crate::analysis::places::Places;
 use crate::analysis::report::{Finding, Report, TargetRow};
+use crate::analysis::socket_queues::SocketQueues;
 use crate::trace::record::Environment;
 
 mod dns;
@@ -42,7 +46,15 @@ fn found(
     };
     let environment: Vec<Environment> = environment.iter().map(entry).collect();
     let places = Places::default();
-    let surroundings = Surroundings { environment: &environment, far_ends, places: &places };
+    let surroundings = Surroundings {
+        environment: &environment,
+        far_ends,
+        late: &Late::default(),
+        python: &BTreeSet::new(),
+        socket_queues: &SocketQueues::default(),
+        queues: &[],
+        places: &places,
+    };
     check(find(report, dns, surroundings, &Thresholds::default()))
 }
 

@@ -152,6 +152,8 @@ fn retransmissions_that_threads_waited_for_are_told_by_peer() {
         stalled_ns: 2 * SEC,
         in_flight: 0,
         duration: Distribution::default(),
+        longest_ns: 0,
+        began_earlier: false,
     });
     let findings = of_report(&report);
     let lost = get(&findings, "tcp.retransmits");

@@ -1,0 +1,76 @@
+//! System calls, made directly: the target's libc is not needed, and its `errno` not touched.
+
+use core::arch::asm;
+
+const MMAP: usize = 9;
+const MUNMAP: usize = 11;
+const NANOSLEEP: usize = 35;
+const GETTID: usize = 186;
+const PRCTL: usize = 157;
+
+pub const PRIVATE: usize = 0x22;
+pub const SHARED: usize = 0x01;
+
+#[repr(C)]
+pub struct Timespec {
+    pub sec: i64,
+    pub nsec: i64,
+}
+
+/// The result, or -errno.
+///
+/// # Safety
+///
+/// The call must not break the memory of the process.
+unsafe fn syscall(number: usize, args: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: Linux's convention; the kernel changes rcx, r11 and rax only.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// New memory, readable and writable; `None` where there is none.
+pub fn map(len: usize, flags: usize, fd: i32) -> Option<*mut u8> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let result = unsafe { syscall(MMAP, [0, len, 3, flags, fd as isize as usize, 0]) };
+    (result > 0).then_some(result as *mut u8)
+}
+
+/// # Safety
+///
+/// Nothing may use the mapping any more.
+pub unsafe fn unmap(address: *mut u8, len: usize) {
+    // SAFETY: by the contract of this function.
+    unsafe { syscall(MUNMAP, [address as usize, len, 0, 0, 0, 0]) };
+}
+
+pub fn sleep_ms(ms: i64) {
+    let time = Timespec { sec: ms / 1000, nsec: ms % 1000 * 1_000_000 };
+    // SAFETY: the kernel reads `time`, which lives until it returns.
+    unsafe { syscall(NANOSLEEP, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
+pub fn thread_id() -> u32 {
+    // SAFETY: touches no memory.
+    unsafe { syscall(GETTID, [0; 6]) as u32 }
+}
+
+/// Names the calling thread.
+pub fn name_thread(name: &[u8; 16]) {
+    // SAFETY: PR_SET_NAME reads 16 bytes.
+    unsafe { syscall(PRCTL, [15, name.as_ptr() as usize, 0, 0, 0, 0]) };
+}

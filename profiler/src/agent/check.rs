@@ -1,0 +1,178 @@
+//! Whether a process can be entered, from what can be seen of it without touching it; and where things are in it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use profiler_common::agent::PATH_LEN;
+
+use super::error::AgentError;
+use crate::target::elf::read_image;
+use crate::target::maps::{self, Mapping};
+use crate::target::root::{STATUS, read_bounded};
+use crate::target::{ProcRoot, rooted, traits};
+
+/// Functions that the agent is handed.
+const WANTED: [&str; 6] =
+    ["dlopen", "dlsym", "pthread_create", "pthread_detach", "clock_gettime", "__errno_location"];
+/// Libraries that have them: one since glibc 2.34, three before.
+const HOLDERS: [&str; 3] = ["libc", "libdl", "libpthread"];
+
+/// What is needed of a process to enter it.
+#[derive(Debug)]
+pub struct Place {
+    pub pid: u32,
+    /// Addresses of [`WANTED`].
+    functions: BTreeMap<String, u64>,
+    /// Executable memory of libc, in which there is a `syscall` instruction.
+    pub code: (u64, u64),
+    /// Writable memory of the loader, in which its lock lies.
+    pub loader: Vec<(u64, u64)>,
+    /// CUPTI's path as the target has it.
+    pub cupti: PathBuf,
+    /// Where the agent's library lies already.
+    pub agent: Option<u64>,
+    /// Agents of any version, for a name never used before.
+    pub agents: usize,
+}
+
+impl Place {
+    /// Address of a function in the target.
+    pub fn function(&self, function: &'static str) -> Result<u64, AgentError> {
+        self.functions.get(function).copied().ok_or(AgentError::Function { pid: self.pid, function })
+    }
+}
+
+/// Whether the process has the CUDA driver's library mapped.
+pub fn uses_cuda(root: &ProcRoot, pid: u32) -> bool {
+    maps::mappings(root, pid).is_ok_and(|maps| has_cuda(&maps))
+}
+
+fn has_cuda(maps: &[Mapping]) -> bool {
+    maps.iter().any(|mapping| mapping.file_name().starts_with("libcuda.so"))
+}
+
+/// Looks at the process, and refuses it where it could come to harm. `image` names the agent's file.
+pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError> {
+    let maps = maps::mappings(root, pid)?;
+    if !has_cuda(&maps) {
+        return Err(AgentError::NoCuda { pid });
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return Err(AgentError::Architecture);
+    }
+    let traits = traits::traits(root, pid)?;
+    if traits.is_32_bit == Some(true) {
+        return Err(AgentError::Bits { pid });
+    }
+    if matches!(traits.seccomp, traits::Seccomp::Strict | traits::Seccomp::Filter) {
+        return Err(AgentError::Seccomp { pid, mode: traits.seccomp.name() });
+    }
+    if maps.iter().any(|mapping| mapping.file_name().starts_with("ld-musl")) {
+        return Err(AgentError::Musl { pid });
+    }
+    if let Some(tracer) = tracer(root, pid)? {
+        return Err(AgentError::Traced { pid, tracer });
+    }
+    let functions = functions(root, pid, &maps);
+    for function in WANTED {
+        if !functions.contains_key(function) {
+            return Err(AgentError::Function { pid, function });
+        }
+    }
+    let code = maps.iter().find(|mapping| mapping.perms.execute && is_holder(mapping, "libc"));
+    let code = code.map(|mapping| (mapping.start, mapping.end));
+    let loader = maps.iter().filter(|mapping| mapping.perms.write && is_loader(mapping));
+    let agents = maps.iter().filter(|mapping| is_agent(mapping) && mapping.file_offset == 0);
+    Ok(Place {
+        pid,
+        functions,
+        code: code.ok_or(AgentError::Function { pid, function: "syscall" })?,
+        loader: loader.map(|mapping| (mapping.start, mapping.end)).collect(),
+        cupti: cupti(root, pid, &maps).ok_or(AgentError::NoCupti { pid })?,
+        agent: agents.clone().find(|mapping| mapping.path == Path::new(image)).map(|mapping| mapping.start),
+        agents: agents.count(),
+    })
+}
+
+/// Who traces the process or one of its threads.
+fn tracer(root: &ProcRoot, pid: u32) -> Result<Option<u32>, AgentError> {
+    for tid in root.tids(pid)? {
+        let Ok(status) = read_bounded(&root.task_path(pid, tid, "status"), STATUS) else { continue };
+        let text = String::from_utf8_lossy(&status.bytes);
+        let tracer = text.lines().find_map(|line| line.strip_prefix("TracerPid:")?.trim().parse().ok());
+        if let Some(tracer) = tracer.filter(|tracer| *tracer != 0) {
+            return Ok(Some(tracer));
+        }
+    }
+    Ok(None)
+}
+
+fn is_holder(mapping: &Mapping, holder: &str) -> bool {
+    let rest = mapping.file_name().strip_prefix(holder);
+    rest.is_some_and(|rest| rest.starts_with(".so.") || rest.starts_with("-2."))
+}
+
+fn is_loader(mapping: &Mapping) -> bool {
+    let name = mapping.file_name();
+    name.starts_with("ld-linux") || name.starts_with("ld-2.")
+}
+
+fn is_agent(mapping: &Mapping) -> bool {
+    mapping.path.to_string_lossy().starts_with("/memfd:stallscope-agent-")
+}
+
+fn functions(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for holder in HOLDERS {
+        let pieces: Vec<&Mapping> = maps.iter().filter(|mapping| is_holder(mapping, holder)).collect();
+        let Some(file) = pieces.first().and_then(|mapping| maps::open(root, pid, mapping).ok()) else {
+            continue;
+        };
+        let Ok(image) = read_image(&file, &WANTED) else { continue };
+        for (name, offset) in image.functions {
+            let piece = pieces.iter().find(|mapping| {
+                let len = mapping.end - mapping.start;
+                mapping.perms.execute && offset >= mapping.file_offset && offset - mapping.file_offset < len
+            });
+            if let Some(piece) = piece {
+                found.entry(name).or_insert(piece.start + (offset - piece.file_offset));
+            }
+        }
+    }
+    found
+}
+
+/// The CUPTI that is mapped, else the one beside the CUDA runtime that is mapped (as its wheels lie), else the
+/// toolkit's.
+fn cupti(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> Option<PathBuf> {
+    let fits = |path: &Path| path.as_os_str().len() < PATH_LEN;
+    let mapped = maps.iter().find(|mapping| mapping.file_name().starts_with("libcupti.so"));
+    if let Some(mapping) = mapped.filter(|mapping| fits(&mapping.path)) {
+        return Some(mapping.path.clone());
+    }
+    let runtime = maps.iter().find(|mapping| mapping.file_name().starts_with("libcudart.so"));
+    let major = runtime.and_then(|mapping| mapping.file_name().split('.').nth(2)?.parse::<u32>().ok());
+    let mut folders = Vec::new();
+    if let Some(folder) = runtime.and_then(|mapping| mapping.path.parent()) {
+        folders.push(folder.to_owned());
+        folders.push(folder.join("../../cuda_cupti/lib"));
+        folders.push(folder.join("../extras/CUPTI/lib64"));
+        folders.push(folder.join("../../../extras/CUPTI/lib64"));
+    }
+    for folder in ["/usr/local/cuda/extras/CUPTI/lib64", "/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu"]
+    {
+        folders.push(PathBuf::from(folder));
+    }
+    let names: Vec<String> = match major {
+        Some(major) => vec![format!("libcupti.so.{major}")],
+        None => vec!["libcupti.so.13".to_owned(), "libcupti.so.12".to_owned()],
+    };
+    let paths = folders.iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    paths.filter(|path| fits(path)).find(|path| exists(root, pid, path))
+}
+
+fn exists(root: &ProcRoot, pid: u32, path: &Path) -> bool {
+    let file: Result<File, _> = rooted::open(root, pid, path);
+    file.is_ok()
+}

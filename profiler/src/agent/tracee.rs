@@ -1,0 +1,281 @@
+//! One stopped thread: its state is kept when it stops, and given back before it goes on. All of it is done from the
+//! thread that stopped it.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::error::AgentError;
+
+/// Of the ELF notes, the one with vector registers.
+const NT_X86_XSTATE: usize = 0x202;
+/// More than any processor's.
+const XSTATE: usize = 64 << 10;
+/// How long a thread may take to stop.
+const STOP: Duration = Duration::from_millis(200);
+
+/// Signals that an instruction raises: blocking them would cost the process its handlers.
+const RAISED: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
+
+pub(super) type Registers = libc::user_regs_struct;
+
+/// Why a thread stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Halt {
+    /// At the entry or the exit of a system call.
+    SystemCall,
+    /// Asked to, or with its whole process.
+    Event,
+    /// An instruction failed.
+    Fault(i32),
+}
+
+/// A thread that is stopped. It goes on as it was when this is dropped.
+pub(super) struct Tracee {
+    pid: u32,
+    tid: u32,
+    regs: Registers,
+    xstate: Vec<u8>,
+    mask: u64,
+    /// Signals that came and are to be delivered afterwards.
+    held: Vec<i32>,
+    /// Stands at an exit from the kernel where registers can be given back.
+    at_event: bool,
+    gone: bool,
+    since: Instant,
+}
+
+impl Tracee {
+    /// Stops the thread, wherever it is.
+    pub(super) fn stop(pid: u32, tid: u32) -> Result<Tracee, AgentError> {
+        let since = Instant::now();
+        request(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
+            .map_err(|errno| AgentError::Stop { tid, errno })?;
+        // SAFETY: plain integers.
+        let regs = unsafe { std::mem::zeroed() };
+        let mut tracee = Tracee {
+            pid,
+            tid,
+            regs,
+            xstate: Vec::new(),
+            mask: 0,
+            held: Vec::new(),
+            at_event: false,
+            gone: false,
+            since,
+        };
+        // From here on the thread is let go whatever happens: by `drop`, which needs what is read here.
+        let kept = tracee.keep();
+        if let Err(error) = kept {
+            tracee.abandon();
+            return Err(error);
+        }
+        Ok(tracee)
+    }
+
+    fn keep(&mut self) -> Result<(), AgentError> {
+        self.interrupt()?;
+        while self.wait(STOP)? != Halt::Event {
+            self.resume(libc::PTRACE_CONT)?;
+        }
+        self.regs = self.registers()?;
+        self.xstate = self.read_xstate()?;
+        let address = &raw mut self.mask as usize;
+        request(libc::PTRACE_GETSIGMASK, self.tid, 8, address).map_err(self.failed("GETSIGMASK"))?;
+        self.at_event = true;
+        Ok(())
+    }
+
+    pub(super) fn kept(&self) -> &Registers {
+        &self.regs
+    }
+
+    pub(super) fn tid(&self) -> u32 {
+        self.tid
+    }
+
+    /// Keeps signals away that would run the program's handlers in the middle of our calls.
+    pub(super) fn block_signals(&self) -> Result<(), AgentError> {
+        let raised = RAISED.iter().fold(0_u64, |mask, signal| mask | 1 << (signal - 1));
+        self.set_mask(!raised)
+    }
+
+    fn set_mask(&self, mask: u64) -> Result<(), AgentError> {
+        request(libc::PTRACE_SETSIGMASK, self.tid, 8, &raw const mask as usize)
+            .map_err(self.failed("SETSIGMASK"))
+    }
+
+    pub(super) fn registers(&self) -> Result<Registers, AgentError> {
+        // SAFETY: plain integers.
+        let mut regs: Registers = unsafe { std::mem::zeroed() };
+        request(libc::PTRACE_GETREGS, self.tid, 0, &raw mut regs as usize).map_err(self.failed("GETREGS"))?;
+        Ok(regs)
+    }
+
+    pub(super) fn set_registers(&self, regs: &Registers) -> Result<(), AgentError> {
+        request(libc::PTRACE_SETREGS, self.tid, 0, &raw const *regs as usize).map_err(self.failed("SETREGS"))
+    }
+
+    fn read_xstate(&self) -> Result<Vec<u8>, AgentError> {
+        let mut bytes = vec![0_u8; XSTATE];
+        let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        request(libc::PTRACE_GETREGSET, self.tid, NT_X86_XSTATE, &raw mut piece as usize)
+            .map_err(self.failed("GETREGSET"))?;
+        bytes.truncate(piece.iov_len);
+        Ok(bytes)
+    }
+
+    fn write_xstate(&mut self) -> Result<(), AgentError> {
+        let piece = libc::iovec { iov_base: self.xstate.as_mut_ptr().cast(), iov_len: self.xstate.len() };
+        request(libc::PTRACE_SETREGSET, self.tid, NT_X86_XSTATE, &raw const piece as usize)
+            .map_err(self.failed("SETREGSET"))
+    }
+
+    /// Lets it run to the next entry or exit of a system call.
+    pub(super) fn run(&mut self, limit: Duration) -> Result<Halt, AgentError> {
+        self.resume(libc::PTRACE_SYSCALL)?;
+        self.wait(limit)
+    }
+
+    /// Lets it stop wherever it is, in a system call too.
+    pub(super) fn interrupt(&self) -> Result<(), AgentError> {
+        request(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(self.failed("INTERRUPT"))
+    }
+
+    fn resume(&mut self, how: libc::c_uint) -> Result<(), AgentError> {
+        self.at_event = false;
+        request(how, self.tid, 0, 0).map_err(self.failed("CONT"))
+    }
+
+    /// Waits until it stands; signals that came are kept for later.
+    pub(super) fn wait(&mut self, limit: Duration) -> Result<Halt, AgentError> {
+        let begun = Instant::now();
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is written while the call lasts.
+            let got =
+                unsafe { libc::waitpid(self.tid as i32, &raw mut status, libc::__WALL | libc::WNOHANG) };
+            if got < 0 && Errno::last() == Errno::EINTR {
+                continue;
+            }
+            if got < 0 || (got > 0 && (libc::WIFEXITED(status) || libc::WIFSIGNALED(status))) {
+                self.gone = true;
+                return Err(AgentError::Gone { pid: self.pid });
+            }
+            if got == 0 {
+                let waited = begun.elapsed();
+                if waited > limit {
+                    return Err(AgentError::Slow { what: "a stop", tid: self.tid });
+                }
+                if waited > Duration::from_millis(2) {
+                    std::thread::sleep(Duration::from_micros(50));
+                } else {
+                    std::thread::yield_now();
+                }
+                continue;
+            }
+            let signal = libc::WSTOPSIG(status);
+            if signal == libc::SIGTRAP | 0x80 {
+                return Ok(Halt::SystemCall);
+            }
+            if status >> 16 == libc::PTRACE_EVENT_STOP {
+                self.at_event = true;
+                return Ok(Halt::Event);
+            }
+            if RAISED.contains(&signal) && self.is_raised() {
+                return Ok(Halt::Fault(signal));
+            }
+            self.held.push(signal);
+            self.resume(libc::PTRACE_SYSCALL)?;
+        }
+    }
+
+    /// Whether the signal that it stands at comes from an instruction of its own.
+    fn is_raised(&self) -> bool {
+        // SAFETY: plain integers and pointers that are not followed.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let read = request(libc::PTRACE_GETSIGINFO, self.tid, 0, &raw mut info as usize);
+        read.is_ok() && info.si_code > 0
+    }
+
+    /// Gives everything back and lets it go on; returns for how long it was stopped.
+    pub(super) fn release(mut self) -> Result<Duration, AgentError> {
+        let result = self.give_back();
+        let stopped = self.since.elapsed();
+        if result.is_err() {
+            self.abandon();
+        }
+        self.gone = true;
+        result.map(|()| stopped)
+    }
+
+    fn give_back(&mut self) -> Result<(), AgentError> {
+        // Only on its way out of the kernel does the kernel look whether a system call is to be made again.
+        if !self.at_event {
+            self.interrupt()?;
+            loop {
+                self.resume(libc::PTRACE_CONT)?;
+                if self.wait(STOP)? == Halt::Event {
+                    break;
+                }
+            }
+        }
+        let mut regs = self.regs;
+        again_if_cut_short(&mut regs);
+        self.set_registers(&regs)?;
+        self.write_xstate()?;
+        self.set_mask(self.mask)?;
+        self.detach();
+        Ok(())
+    }
+
+    fn detach(&mut self) {
+        let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
+        self.gone = true;
+        for signal in self.held.drain(..) {
+            // SAFETY: touches no memory.
+            unsafe { libc::syscall(libc::SYS_tgkill, self.pid, self.tid, signal) };
+        }
+    }
+
+    /// Lets it go as it is: nothing was changed yet, or nothing can be.
+    fn abandon(&mut self) {
+        if !self.gone {
+            self.detach();
+        }
+    }
+
+    fn failed(&self, what: &'static str) -> impl Fn(Errno) -> AgentError + use<> {
+        let (pid, tid) = (self.pid, self.tid);
+        move |errno| match errno {
+            Errno::ESRCH => AgentError::Gone { pid },
+            errno => AgentError::Ptrace { what, tid, errno },
+        }
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if !self.gone && self.give_back().is_err() {
+            self.abandon();
+        }
+    }
+}
+
+/// Calls that end with EINTR whenever their thread stops, and are simply made again. The kernel makes all others
+/// again by itself.
+fn again_if_cut_short(regs: &mut Registers) {
+    let call = regs.orig_rax as i64;
+    let never_restarted = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
+    if never_restarted.contains(&call) && regs.rax as i64 == -i64::from(libc::EINTR) {
+        regs.rax = regs.orig_rax;
+        regs.rip = regs.rip.wrapping_sub(2);
+        regs.orig_rax = u64::MAX;
+    }
+}
+
+fn request(what: libc::c_uint, tid: u32, address: usize, data: usize) -> Result<(), Errno> {
+    // SAFETY: callers pass the address of a variable of the type that the request wants, which outlives the call.
+    let result = unsafe { libc::ptrace(what, tid as libc::pid_t, address, data) };
+    Errno::result(result).map(drop)
+}

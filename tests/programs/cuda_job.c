@@ -1,0 +1,144 @@
+// A job that "uses CUDA": maps stand-ins for libcuda and libcupti from its own folder, launches kernels from one thread
+// until its standard input says something (or not at all), while other threads wait in every way there is, check that no
+// wait ends with EINTR, and add up in vector registers what has to come out right.
+//   cuda_job FOLDER [quiet] [WAIT…]     WAIT: futex poll epoll sleep vector; no WAIT: only the launching thread
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <immintrin.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+static atomic_int over, eintr, wrong, early, turns;
+static atomic_long launched;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
+static int pipe_ends[2];
+static void (*run)(const char *, uint64_t, uint32_t, uint64_t, uint64_t);
+static const char *nccl = "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE";
+
+static uint64_t ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+static void check(int failed, uint64_t begun, uint64_t wanted) {
+    if (failed && errno == EINTR) eintr++;
+    if (!over && ns() - begun < wanted) early++;
+    turns++;
+}
+static void *futex_thread(void *x) {
+    while (!over) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_nsec += 70000000;
+        if (t.tv_nsec >= 1000000000) { t.tv_sec++; t.tv_nsec -= 1000000000; }
+        pthread_mutex_lock(&lock);
+        int result = pthread_cond_timedwait(&never, &lock, &t);
+        pthread_mutex_unlock(&lock);
+        if (result == EINTR) eintr++;
+        if (result != ETIMEDOUT) wrong++;
+        turns++;
+    }
+    return x;
+}
+static void *poll_thread(void *x) {
+    while (!over) {
+        struct pollfd fd = {pipe_ends[0], POLLIN, 0};
+        uint64_t begun = ns();
+        check(poll(&fd, 1, 70) < 0, begun, 69000000);
+    }
+    return x;
+}
+static void *epoll_thread(void *x) {
+    int set = epoll_create1(0);
+    struct epoll_event event = {EPOLLIN, {0}};
+    epoll_ctl(set, EPOLL_CTL_ADD, pipe_ends[0], &event);
+    while (!over) {
+        uint64_t begun = ns();
+        check(epoll_wait(set, &event, 1, 70) < 0, begun, 69000000);
+    }
+    return x;
+}
+static void *sleep_thread(void *x) {
+    while (!over) {
+        struct timespec t = {0, 70000000};
+        uint64_t begun = ns();
+        check(nanosleep(&t, 0) < 0, begun, 70000000);
+    }
+    return x;
+}
+// Vector registers over a wait: what a careless guest leaves in them shows.
+static void *vector_thread(void *x) {
+    while (!over) {
+        struct timespec t = {0, 30000000};
+        __m128i in = _mm_set_epi32(0x1234567, turns, 0x89abcd, 42), low, high;
+        long result = 35; // nanosleep
+        asm volatile("movdqa %[in], %%xmm3\n\tmovdqa %[in], %%xmm15\n\tsyscall\n\t"
+                     "movdqa %%xmm3, %[low]\n\tmovdqa %%xmm15, %[high]"
+                     : "+a"(result), [low] "=m"(low), [high] "=m"(high)
+                     : "D"(&t), "S"(0L), [in] "m"(in)
+                     : "rcx", "r11", "xmm3", "xmm15", "memory");
+        if (memcmp(&in, &low, sizeof in) || memcmp(&in, &high, sizeof in)) wrong++;
+        if (result == -EINTR) eintr++;
+        turns++;
+    }
+    return x;
+}
+static void *launch_thread(void *x) {
+    for (int i = 0; !over; i++) {
+        run(nccl, 0, 20, 50000, 300000);
+        run("gemm_kernel", 0, 7, 10000, 200000);
+        run(0, 4096, 7, 20000, 100000);
+        launched += 3;
+        struct timespec t = {0, 2000000};
+        nanosleep(&t, 0);
+    }
+    return x;
+}
+static void *load(const char *folder, const char *name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    void *handle = dlopen(path, RTLD_NOW);
+    if (!handle) { fprintf(stderr, "%s\n", dlerror()); exit(1); }
+    return handle;
+}
+int main(int count, char **words) {
+    static const struct { const char *name; void *(*run)(void *); } kinds[] = {
+        {"futex", futex_thread}, {"poll", poll_thread}, {"epoll", epoll_thread},
+        {"sleep", sleep_thread}, {"vector", vector_thread},
+    };
+    pthread_t thread[64];
+    int threads = 0, quiet = 0;
+    if (pipe(pipe_ends)) return 1;
+    for (int i = 2; i < count; i++) quiet |= !strcmp(words[i], "quiet");
+    load(words[1], "libcuda.so.1");
+    void *cupti = load(words[1], "libcupti.so.12");
+    run = (void (*)(const char *, uint64_t, uint32_t, uint64_t, uint64_t))dlsym(cupti, "fake_run");
+    long (*finalized)(void) = (long (*)(void))dlsym(cupti, "fake_finalized");
+    long (*active)(void) = (long (*)(void))dlsym(cupti, "fake_active");
+    for (int i = 2; i < count; i++)
+        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+            if (!strcmp(words[i], kinds[k].name)) pthread_create(&thread[threads++], 0, kinds[k].run, 0);
+    if (!quiet) pthread_create(&thread[threads++], 0, launch_thread, 0);
+    printf("ready threads=%d\n", threads + 1);
+    fflush(stdout);
+    char line[16];
+    while (fgets(line, sizeof line, stdin)) {
+        printf("done eintr=%d wrong=%d early=%d turns=%d launched=%ld finalized=%ld active=%ld\n", (int)eintr, (int)wrong,
+               (int)early, (int)turns, (long)launched, finalized(), active());
+        fflush(stdout);
+    }
+    over = 1;
+    for (int i = 0; i < threads; i++) pthread_join(thread[i], 0);
+    return 0;
+}

@@ -1,0 +1,277 @@
+//! The agent in a live process with stand-ins for libcuda and libcupti: what it tells, and that its host feels nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use stallscope_tests::{Program, RecordedTrace, Recorder, require_root};
+use tempfile::TempDir;
+
+/// Kernels that the job launches: name for people, nanoseconds, nanoseconds of queueing.
+const NCCL: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL";
+const NCCL_NS: u64 = 300_000;
+const NCCL_QUEUE_NS: u64 = 50_000;
+const COPY_NS: u64 = 100_000;
+const ALL_WAITS: &[&str] = &["futex", "poll", "epoll", "sleep", "vector"];
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A folder with the job and its libraries.
+struct Job {
+    folder: TempDir,
+}
+
+impl Job {
+    fn build() -> Job {
+        let folder = tempfile::tempdir().expect("makes a temporary folder");
+        let job = Job { folder };
+        job.compile("fake_cupti.c", "libcupti.so.12", &["-shared", "-fPIC"]);
+        job.compile("cuda_job.c", "job", &[]);
+        // Only its name counts.
+        std::fs::copy(job.path("libcupti.so.12"), job.path("libcuda.so.1")).expect("copies a file");
+        job
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn compile(&self, source: &str, target: &str, flags: &[&str]) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(source);
+        let mut command = Command::new("cc");
+        command.args(["-O2", "-Wall"]).args(flags).arg(source).arg("-o").arg(self.path(target));
+        let output = command.args(["-lpthread", "-ldl"]).output().expect("there is a C compiler");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn start(&self, words: &[&str], environment: &[(&str, &str)]) -> Program {
+        let mut command = Command::new(self.path("job"));
+        command.arg(self.folder.path()).args(words).envs(environment.iter().copied());
+        Program::adopt(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts the job"))
+    }
+}
+
+/// Whether the agent's thread is in the process.
+fn has_agent(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the job runs");
+    tasks.flatten().any(|task| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "stallscope")
+    })
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let give_up = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Records until the agent has been there and the job has launched more.
+fn record(program: &mut Program, arguments: &[&str]) -> RecordedTrace {
+    let recording = Recorder::new().pid(program.pid()).args(arguments).start();
+    let pid = program.pid();
+    wait_until("the agent", || has_agent(pid));
+    let launched: u64 = program.run().get("launched");
+    wait_until("more launches", || program.run().get::<u64>("launched") > launched + 60);
+    let trace = recording.finish();
+    assert!(trace.status.success(), "{}", trace.stderr);
+    trace
+}
+
+fn coverage(report: &Value) -> (String, String) {
+    let probes = report["coverage"]["probes"].as_array().expect("a list");
+    let row = probes.iter().find(|row| row["family"] == "cuda").expect("cuda has a row");
+    let text = |key: &str| row[key].as_str().expect("text").to_owned();
+    (text("state"), text("reason"))
+}
+
+#[test]
+fn kernels_arrive_with_their_names_durations_and_queueing() {
+    require_root();
+    let job = Job::build();
+    let mut program = job.start(ALL_WAITS, &[]);
+    let trace = record(&mut program, &[]);
+    let report = trace.report();
+    assert_eq!(coverage(&report), ("on".to_owned(), String::new()));
+    let rows = report["collectives"].as_array().expect("a list");
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    let row = &rows[0];
+    assert_eq!(row["kernel_name"], NCCL);
+    let words =
+        ["op", "reduction", "data_type", "algorithm", "protocol", "evidence"].map(|key| row[key].as_str());
+    assert_eq!(words, ["AllReduce", "Sum", "f32", "RING", "LL", "measured.gpu"].map(Some));
+    // The script is exact; only what the window cuts is shorter.
+    assert_eq!(row["kernel"]["p50_ns"], NCCL_NS);
+    assert_eq!(row["kernel"]["max_ns"], NCCL_NS);
+    assert_eq!(row["launch_queue"]["min_ns"], NCCL_QUEUE_NS);
+    assert_eq!(row["launch_queue"]["max_ns"], NCCL_QUEUE_NS);
+    let count = row["count"].as_u64().expect("a number");
+    assert!(count >= 20, "{count}");
+    let gpu = &report["gpus"][0];
+    // Three launches a round, one of each; the first and the last round may be cut.
+    let kernels = gpu["kernels"].as_u64().expect("a number");
+    assert!(kernels.abs_diff(2 * count) <= 2, "{kernels} of {count}");
+    let cause = |name: &str| {
+        let causes = report["causes"].as_array().expect("a list");
+        let row = causes.iter().find(|row| row["cause"] == name && row["domain"] == "gpu");
+        row.unwrap_or_else(|| panic!("no {name}: {causes:?}")).clone()
+    };
+    assert_eq!(cause("nccl.kernel")["count"], count);
+    assert_eq!(cause("gpu.copy")["duration"]["p50_ns"], COPY_NS);
+    assert_eq!(cause("gpu.queue")["duration"]["max_ns"], NCCL_QUEUE_NS);
+    assert_eq!(report["coverage"]["losses"], serde_json::json!({}));
+    let folder = trace.folder().join("cause.svg");
+    let (path, svg) = (trace.path.to_string_lossy(), folder.to_string_lossy());
+    assert!(stallscope_tests::stallscope(&["flame", &path, "--view", "cause", "-o", &svg]).status.success());
+    let drawn = std::fs::read_to_string(&folder).expect("drawn");
+    for frame in [
+        "GPU (GPU time, apart from that of threads) (",
+        "device 0 (",
+        "[nccl.kernel] AllReduce Sum f32 RING_LL (",
+        "gemm_kernel (",
+    ] {
+        assert!(drawn.contains(frame), "{frame}");
+    }
+}
+
+#[test]
+fn a_process_can_be_entered_again_and_again_and_feels_and_keeps_nothing() {
+    require_root();
+    let job = Job::build();
+    let mut program = job.start(ALL_WAITS, &[]);
+    let pid = program.pid();
+    let size = || {
+        let count = |name: &str| std::fs::read_dir(format!("/proc/{pid}/{name}")).expect("it runs").count();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs").lines().count();
+        (count("task"), count("fd"), maps)
+    };
+    let mut sizes = Vec::new();
+    for turn in 1..=ATTACHES {
+        let trace = record(&mut program, &[]);
+        let report = trace.report();
+        assert_eq!(coverage(&report).0, "on", "turn {turn}: {}", trace.stderr);
+        wait_until("the agent's end", || !has_agent(pid));
+        sizes.push(size());
+        let values = program.run();
+        assert_eq!(values.get::<u64>("finalized"), turn, "CUPTI is given back each time");
+        assert_eq!(values.get::<u64>("active"), 0);
+    }
+    assert_eq!(sizes.first(), sizes.last(), "{sizes:?}");
+    let values = program.run();
+    assert!(values.get::<u64>("turns") > 0);
+    for what in ["eintr", "wrong", "early"] {
+        assert_eq!(values.get::<u64>(what), 0, "{what}");
+    }
+    assert_eq!(program.end(), 0);
+}
+
+/// Recordings of one process.
+const ATTACHES: u64 = 12;
+
+#[test]
+fn an_agent_whose_recorder_is_killed_leaves_by_itself_and_another_one_may_come() {
+    require_root();
+    let job = Job::build();
+    let mut program = job.start(ALL_WAITS, &[]);
+    let pid = program.pid();
+    let recording = Recorder::new().pid(pid).start();
+    wait_until("the agent", || has_agent(pid));
+    recording.kill();
+    wait_until("the agent's end", || !has_agent(pid));
+    assert_eq!(program.run().get::<u64>("active"), 0);
+    let report = record(&mut program, &[]).report();
+    assert_eq!(coverage(&report).0, "on");
+    assert_eq!(program.run().get::<u64>("wrong"), 0);
+}
+
+#[test]
+fn where_another_client_has_cupti_that_is_said_and_the_rest_is_recorded() {
+    require_root();
+    let job = Job::build();
+    let mut program = job.start(ALL_WAITS, &[("FAKE_CUPTI", "taken")]);
+    let recording = Recorder::new().pid(program.pid()).duration("2s").start();
+    let trace = recording.wait();
+    assert!(trace.status.success(), "{}", trace.stderr);
+    let report = trace.report();
+    let (state, reason) = coverage(&report);
+    assert_eq!(state, "off");
+    assert!(reason.contains("another profiler has CUPTI"), "{reason}");
+    assert_eq!(report["collectives"], serde_json::json!([]));
+    assert!(report["coverage"]["syscalls_seen"]["poll"].as_u64().is_some_and(|polls| polls > 0));
+    assert_eq!(program.run().get::<u64>("eintr"), 0);
+}
+
+#[test]
+fn a_cupti_whose_records_are_not_known_is_left_alone() {
+    require_root();
+    let job = Job::build();
+    let program = job.start(&["futex"], &[("FAKE_CUPTI", "old")]);
+    let report = Recorder::new().pid(program.pid()).duration("2s").start().wait().report();
+    let (state, reason) = coverage(&report);
+    assert_eq!(state, "off");
+    assert!(reason.contains("older than CUDA 12.0"), "{reason}");
+}
+
+#[test]
+fn before_cuda_12_6_cupti_is_turned_off_and_not_finalised() {
+    require_root();
+    let job = Job::build();
+    let mut program = job.start(&["futex"], &[("FAKE_CUPTI", "12.4")]);
+    for _ in 0..2 {
+        let report = record(&mut program, &[]).report();
+        let (state, reason) = coverage(&report);
+        assert_eq!(state, "partial");
+        assert!(reason.contains("stays loaded"), "{reason}");
+        let values = program.run();
+        assert_eq!((values.get::<u64>("finalized"), values.get::<u64>("active")), (0, 0));
+    }
+}
+
+#[test]
+fn nothing_is_loaded_where_that_is_not_wanted_or_of_no_use() {
+    require_root();
+    let job = Job::build();
+    let program = job.start(&["futex"], &[]);
+    let maps = || std::fs::read_to_string(format!("/proc/{}/maps", program.pid())).expect("it runs");
+    let trace = Recorder::new().pid(program.pid()).duration("1s").args(&["--no-inject"]).start().wait();
+    assert_eq!(coverage(&trace.report()), ("off".to_owned(), "not wanted (--no-inject)".to_owned()));
+    assert!(!maps().contains("stallscope-agent"));
+    let other = Program::start(&["sleep", "100"]);
+    let trace = Recorder::new().pid(other.pid()).duration("1s").start().wait();
+    assert_eq!(
+        coverage(&trace.report()),
+        ("off".to_owned(), "no process that was recorded uses CUDA".to_owned())
+    );
+}
+
+#[test]
+fn a_process_under_a_debugger_is_left_alone_and_that_is_said() {
+    require_root();
+    let job = Job::build();
+    let program = job.start(&["futex"], &[]);
+    let pid = program.pid();
+    nix::sys::ptrace::seize(
+        nix::unistd::Pid::from_raw(pid.cast_signed()),
+        nix::sys::ptrace::Options::empty(),
+    )
+    .expect("may be traced");
+    let report = Recorder::new().pid(pid).duration("1s").start().wait().report();
+    let (state, reason) = coverage(&report);
+    assert_eq!(state, "off");
+    assert!(reason.contains("is traced by process"), "{reason}");
+}
+
+#[test]
+fn a_process_whose_threads_all_sit_in_epoll_is_not_stopped() {
+    require_root();
+    let job = Job::build();
+    // The main thread reads from a pipe, which is not taken back either.
+    let mut program = job.start(&["quiet", "epoll"], &[]);
+    let report = Recorder::new().pid(program.pid()).duration("5s").start().wait().report();
+    let (state, reason) = coverage(&report);
+    assert_eq!(state, "off");
+    assert!(reason.contains("no thread of process"), "{reason}");
+    let values = program.run();
+    assert_eq!((values.get::<u64>("eintr"), values.get::<u64>("early")), (0, 0));
+}

@@ -1,0 +1,46 @@
+//! Builds the agent, which the program embeds: without std, without libc, for any glibc.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::{paths, run};
+
+/// The agent knows this architecture only.
+const ARCH: &str = "x86_64";
+
+/// Builds it; leaves it untouched where nothing changed, so that cargo does not rebuild its users.
+pub fn build() -> Result<()> {
+    if std::env::consts::ARCH != ARCH {
+        return Ok(());
+    }
+    let flags = [
+        // Nothing of libc but the memory functions, without a version: any glibc has them.
+        "-Clink-arg=-nostdlib",
+        "-Clink-arg=-Wl,--hash-style=gnu,-z,now,-z,noexecstack",
+        "-Crelocation-model=pic",
+    ];
+    let folder = paths::target().join("agent-build");
+    run::run(
+        Command::new("cargo")
+            .args(["build", "--release", "--locked", "--quiet"])
+            .current_dir(paths::root().join("profiler-agent"))
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+            .env("CARGO_TARGET_DIR", &folder)
+            .env_remove("RUSTFLAGS")
+            .env_remove("RUSTC_WRAPPER"),
+    )?;
+    let built = folder.join("release/libstallscope_agent.so");
+    let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    let object = paths::agent();
+    if fs::read(&object).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    if let Some(parent) = object.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    fs::write(&object, &bytes).with_context(|| format!("cannot write {}", object.display()))?;
+    println!("built {} ({} KB)", object.display(), bytes.len() / 1024);
+    Ok(())
+}
