@@ -1,24 +1,23 @@
 //! Makes a [`Model`] of a trace's records in one pass. The records may come in any order, twice, or
 //! contradict each other; what makes no sense is dropped and counted.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
+use super::block::FoldedBlock;
 use super::dns::unsent;
 use super::owners::Owners;
-use super::packed::{KindId, PackedWaits, StacksId};
+use super::packed::{Figures, KindId, PackedWaits, StacksId, WaitKind};
 use super::thread::{Interval, StoredThread, ThreadTrack};
-use super::wait::{self, SetId};
+use super::wait;
 use super::{Model, python};
-use crate::hash::FastMap;
 use crate::trace::record::{
     CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
     Socket, Thread, ThreadTime, Wait, Window,
 };
-use crate::trace::{Piece, TraceReader, WaitBlock};
+use crate::trace::{Piece, TraceReader};
 
 /// Loss of records that end before they begin.
 pub const INCONSISTENT: &str = "inconsistent_records";
@@ -75,9 +74,9 @@ impl Model {
     /// The same from a trace that is read in parallel; `progress` is told how many of its bytes were read.
     pub fn read<R: Read + Send>(reader: &mut TraceReader<R>, progress: &(dyn Fn(u64) + Sync)) -> Model {
         let mut builder = Builder::default();
-        reader.for_each(progress, |piece| match piece {
+        reader.for_each(progress, FoldedBlock::new, |piece| match piece {
             Piece::Record(record) => builder.take(record),
-            Piece::Waits(block) => builder.block(block),
+            Piece::Waits(block) => builder.block(&block),
         });
         builder.finish()
     }
@@ -261,48 +260,47 @@ impl Builder {
         let kind = self.kind(&wait, &sockets);
         let stacks = self.model.waits.stacks(wait.user_stack, wait.kernel_stack);
         let thread = self.track_index(wait.pid, wait.tid);
-        self.add(&wait, thread, kind, stacks);
+        self.add(&wait::figures(&wait), thread, kind, stacks);
     }
 
     /// A block of waits: what repeats is looked up once in it.
-    fn block(&mut self, block: WaitBlock) {
-        let mut threads: Vec<Option<usize>> = vec![None; block.threads().len()];
+    fn block(&mut self, block: &FoldedBlock) {
+        self.inconsistent += block.inconsistent;
+        if let Some((first, last)) = block.ends {
+            self.saw(first);
+            self.saw(last);
+        }
         let tables = &mut self.model.waits;
         let stacks: Vec<StacksId> =
-            block.stacks().iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
-        let mut kinds: FastMap<(u32, u32, i32), KindId> = FastMap::default();
-        block.for_each(|block, refs, wait| {
-            if wait.end_ns < wait.start_ns {
-                self.inconsistent += 1;
-                return;
+            block.stacks.iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
+        let kinds: Vec<KindId> = block.kinds.iter().map(|(wait, sockets)| self.kind(wait, sockets)).collect();
+        let mut threads: Vec<Option<usize>> = vec![None; block.threads.len()];
+        for row in &block.rows {
+            let Some(&(pid, tid)) = block.threads.get(row.thread as usize) else { continue };
+            let Some(slot) = threads.get_mut(row.thread as usize) else { continue };
+            let thread = *slot.get_or_insert_with(|| self.track_index(pid, tid));
+            if let (Some(kind), Some(stacks)) =
+                (kinds.get(row.kind as usize), stacks.get(row.stacks as usize))
+            {
+                self.add(&row.figures, thread, *kind, *stacks);
             }
-            self.saw(wait.end_ns);
-            let kind = match kinds.entry((refs.shape, refs.list, wait.fd)) {
-                Entry::Occupied(known) => *known.get(),
-                Entry::Vacant(place) => *place.insert(self.kind(&wait, &block.sockets(refs.list))),
-            };
-            let Some(slot) = threads.get_mut(refs.thread as usize) else { return };
-            let thread = *slot.get_or_insert_with(|| self.track_index(wait.pid, wait.tid));
-            let Some(stacks) = stacks.get(refs.stack as usize) else { return };
-            self.add(&wait, thread, kind, *stacks);
-        });
+        }
     }
 
     /// The kind of a wait on these sockets.
     fn kind(&mut self, wait: &Wait, sockets: &[Socket]) -> KindId {
-        let model = &mut self.model;
+        let Model { sockets: table, sets, names, waits, .. } = &mut self.model;
         // The probes describe no more; more in a trace is damage.
         let sockets = sockets.get(..4 * WAIT_SOCKS).unwrap_or(sockets);
-        let Model { sockets: table, sets, names, .. } = model;
         let set = wait::fold_set(wait.call, wait.fd, sockets, table, sets, names);
-        model.waits.kind(&wait::fold(wait, set), model.sets.get(set))
+        let Wait { fd, set_size, call, api, flags, .. } = *wait;
+        waits.kind(WaitKind { set, fd, set_size, call, api, flags }, sets.get(set))
     }
 
     /// Keeps a wait; what it waits for, and from where, is told by `kind` and `stacks`.
-    fn add(&mut self, wait: &Wait, thread: usize, kind: KindId, stacks: StacksId) {
-        let span = wait::fold(wait, SetId::default());
+    fn add(&mut self, figures: &Figures, thread: usize, kind: KindId, stacks: StacksId) {
         if let Some(track) = self.threads.get_mut(thread) {
-            track.waits.push(&span, &self.model.waits, kind, stacks);
+            track.waits.push(figures, &self.model.waits, kind, stacks);
         }
     }
 

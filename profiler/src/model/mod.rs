@@ -11,6 +11,7 @@ use crate::trace::record::{
 };
 
 pub mod asleep;
+pub mod block;
 pub mod build;
 pub mod cause;
 pub mod dns;

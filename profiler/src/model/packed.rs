@@ -22,13 +22,28 @@ const PORTION: u32 = 1 << 13;
 
 /// What the waits at one call site have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct WaitKind {
-    set: SetId,
-    fd: i32,
-    set_size: u16,
-    call: Call,
-    api: Api,
-    flags: WaitFlags,
+pub struct WaitKind {
+    pub set: SetId,
+    pub fd: i32,
+    pub set_size: u16,
+    pub call: Call,
+    pub api: Api,
+    pub flags: WaitFlags,
+}
+
+/// What a wait has of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures {
+    pub start_ns: u64,
+    pub end_ns: u64,
+    pub api_start_ns: u64,
+    pub polls: u32,
+    /// Result, or -errno, cut to 32 bits.
+    pub ret: i32,
+    pub arg: i32,
+    pub asleep: Asleep,
+    /// As in the trace.
+    pub owner: u32,
 }
 
 /// Index of a kind of waits: of call, function, flags and descriptors.
@@ -46,27 +61,22 @@ pub struct WaitTables {
     kind_ids: FastMap<WaitKind, u32>,
     /// By kind: whether such a wait can be about a connection attempt.
     connects: Vec<bool>,
+    /// By kind: whether the descriptor is a non-blocking one.
+    spins: Vec<bool>,
     stacks: Vec<(u64, u64)>,
     stack_ids: FastMap<(u64, u64), u32>,
 }
 
 impl WaitTables {
-    /// The kind of this wait, whose set of descriptors is `set`.
-    pub fn kind(&mut self, wait: &WaitSpan, set: &[Awaited]) -> KindId {
-        let kind = WaitKind {
-            set: wait.set,
-            fd: wait.fd,
-            set_size: wait.set_size,
-            call: wait.call,
-            api: wait.api,
-            flags: wait.flags,
-        };
+    /// The number of this kind, whose set of descriptors is `set`.
+    pub fn kind(&mut self, kind: WaitKind, set: &[Awaited]) -> KindId {
         let next = self.kinds.len() as u32;
         let id = *self.kind_ids.entry(kind).or_insert(next);
         if id == next {
             self.kinds.push(kind);
             let awaited = set.iter().any(|awaited| awaited.state == state::SYN_SENT);
-            self.connects.push(awaited || wait.call == Call::Connect);
+            self.connects.push(awaited || kind.call == Call::Connect);
+            self.spins.push(kind.flags.nonblocking);
         }
         KindId(id)
     }
@@ -124,7 +134,7 @@ const HAS_OWNER: u8 = 64;
 
 impl PackedWaits {
     /// Adds a wait of this kind with these stacks.
-    pub fn push(&mut self, wait: &WaitSpan, tables: &WaitTables, kind: KindId, stacks: StacksId) {
+    pub fn push(&mut self, wait: &Figures, tables: &WaitTables, kind: KindId, stacks: StacksId) {
         if self.chunks.last().is_none_or(|chunk| chunk.len >= CHUNK) {
             self.close();
             self.last_start = 0;
@@ -167,7 +177,7 @@ impl PackedWaits {
             }
         }
         self.last_start = wait.start_ns;
-        self.spins |= wait.flags.nonblocking;
+        self.spins |= tables.spins.get(kind.0 as usize).copied().unwrap_or(false);
         let (first, last) = self.starts.unwrap_or((wait.start_ns, wait.start_ns));
         self.starts = Some((first.min(wait.start_ns), last.max(wait.start_ns)));
         if let Some(chunk) = self.chunks.last_mut() {
@@ -362,8 +372,12 @@ mod tests {
     fn packed(waits: &[WaitSpan]) -> (PackedWaits, WaitTables) {
         let (mut packed, mut tables) = (PackedWaits::default(), WaitTables::default());
         for wait in waits {
-            let (kind, stacks) = (tables.kind(wait, &[]), tables.stacks(wait.user_stack, wait.kernel_stack));
-            packed.push(wait, &tables, kind, stacks);
+            let WaitSpan { set, fd, set_size, call, api, flags, .. } = *wait;
+            let kind = tables.kind(WaitKind { set, fd, set_size, call, api, flags }, &[]);
+            let stacks = tables.stacks(wait.user_stack, wait.kernel_stack);
+            let WaitSpan { start_ns, end_ns, api_start_ns, polls, ret, arg, asleep, owner, .. } = *wait;
+            let figures = Figures { start_ns, end_ns, api_start_ns, polls, ret, arg, asleep, owner };
+            packed.push(&figures, &tables, kind, stacks);
         }
         packed.finish();
         (packed, tables)

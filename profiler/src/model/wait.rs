@@ -6,6 +6,7 @@ use profiler_common::{Api, Call};
 
 use super::asleep::Asleep;
 use super::intern::Interner;
+use super::packed::Figures;
 use super::socket::{SocketId, SocketTable};
 use super::thread::Interval;
 use crate::trace::record::{Socket, Wait, WaitFlags};
@@ -166,24 +167,16 @@ pub fn fold_set(
     sets.intern(&set)
 }
 
-/// A decoded wait on this set.
-pub fn fold(wait: &Wait, set: SetId) -> WaitSpan {
+/// What each wait has of its own.
+pub fn figures(wait: &Wait) -> Figures {
     let ret = i32::try_from(wait.ret).unwrap_or(if wait.ret < 0 { i32::MIN } else { i32::MAX });
-    WaitSpan {
+    Figures {
         start_ns: wait.start_ns,
         end_ns: wait.end_ns,
         api_start_ns: wait.api_start_ns,
-        user_stack: wait.user_stack,
-        kernel_stack: wait.kernel_stack,
-        set,
-        fd: wait.fd,
         polls: wait.polls,
         ret,
         arg: wait.arg,
-        set_size: wait.set_size,
-        call: wait.call,
-        api: wait.api,
-        flags: wait.flags,
         asleep: Asleep::of(wait),
         owner: wait.sched.owner,
     }

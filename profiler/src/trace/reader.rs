@@ -139,8 +139,14 @@ impl<R: Read> TraceReader<R> {
 
 impl<R: Read + Send> TraceReader<R> {
     /// Hands over all that is left, the waits block by block, in the order of [`next_record`](Self::next_record).
-    /// Blocks are unpacked and decoded on other threads. `progress` is told how many bytes of the source were read.
-    pub fn for_each(&mut self, progress: &(dyn Fn(u64) + Sync), mut take: impl FnMut(Piece)) {
+    /// Blocks are unpacked, decoded and made into something else by `fold` on other threads. `progress` is told how many
+    /// bytes of the source were read.
+    pub fn for_each<W: Send>(
+        &mut self,
+        progress: &(dyn Fn(u64) + Sync),
+        fold: impl Fn(WaitBlock) -> W + Sync,
+        mut take: impl FnMut(Piece<W>),
+    ) {
         let TraceReader { blocks, seen, exhausted, .. } = self;
         while let Some(record) = seen.next_of_block() {
             take(Piece::Record(record));
@@ -154,22 +160,24 @@ impl<R: Read + Send> TraceReader<R> {
             let damage = std::mem::take(&mut blocks.damage);
             (block.is_some() || !damage.is_none()).then_some((block, damage))
         });
-        in_order(
-            parts,
-            |(block, damage)| (block.map(Block::decode), damage),
-            |(block, damage)| {
-                seen.damage.append(damage);
-                let Some(block) = block else { return };
-                seen.enter(block);
-                match std::mem::take(&mut seen.current) {
-                    Current::Waits(waits) => take(Piece::Waits(WaitBlock(waits))),
-                    other => seen.current = other,
-                }
+        let decode = |(block, damage): (Option<Block>, Damage)| {
+            let Some(mut decoded) = block.map(Block::decode) else { return (None, None, damage) };
+            let is_wait = decoded.waits.is_some();
+            let folded = decoded.waits.take().map(|waits| fold(WaitBlock(waits)));
+            (Some(decoded).filter(|_| !is_wait), folded, damage)
+        };
+        in_order(parts, decode, |(decoded, folded, damage)| {
+            seen.damage.append(damage);
+            if let Some(decoded) = decoded {
+                seen.enter(decoded);
                 while let Some(record) = seen.next_of_block() {
                     take(Piece::Record(record));
                 }
-            },
-        );
+            }
+            if let Some(folded) = folded {
+                take(Piece::Waits(folded));
+            }
+        });
         if let Some(record) = seen.told_unknown() {
             take(Piece::Record(record));
         }
@@ -178,10 +186,11 @@ impl<R: Read + Send> TraceReader<R> {
 
 /// A part of a trace.
 #[derive(Debug)]
-pub enum Piece {
+pub enum Piece<W> {
     /// Anything but a wait.
     Record(Record),
-    Waits(WaitBlock),
+    /// What a block of waits was made into.
+    Waits(W),
 }
 
 /// A block whose waits are decoded; `None` where they cannot be.

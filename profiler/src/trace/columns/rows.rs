@@ -19,6 +19,15 @@ pub struct Refs {
 }
 
 impl WaitBlock {
+    /// Number of waits.
+    pub fn len(&self) -> usize {
+        self.0.columns.end.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// `(pid, tid)` of the block's threads.
     pub fn threads(&self) -> &[(u32, u32)] {
         &self.0.columns.threads
