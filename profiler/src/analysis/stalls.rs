@@ -1,5 +1,7 @@
 //! What tells stalls apart, and what the lookups need of those on a resolver.
 
+use std::hash::{Hash, Hasher};
+
 use profiler_common::{Api, Call};
 
 use super::connects::{Connects, Outcome};
@@ -29,7 +31,7 @@ pub enum Detail {
 }
 
 /// Everything of a stall that a view by stacks can show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StallKey {
     pub pid: u32,
     pub tid: u32,
@@ -42,6 +44,17 @@ pub struct StallKey {
     pub kernel_stack: u64,
     pub api: Api,
     pub call: Call,
+}
+
+impl Hash for StallKey {
+    /// What nearly always tells stalls of one thread apart, so that the millions of them are sorted out in little time.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.user_stack);
+        let flags = u64::from(self.in_flight) << 1 | u64::from(self.began_earlier);
+        state.write_u64(
+            u64::from(self.peer.0) << 32 | (self.cause as u64) << 16 | (self.call as u64) << 2 | flags,
+        );
+    }
 }
 
 /// What tells this stall from others.

@@ -14,7 +14,7 @@ use super::report::{SocketRow, StallRow};
 use super::sockets;
 use super::stall::Stall;
 use super::stalls::{self, Detail, StallKey};
-use super::thread_rows::{self, Tally, tally};
+use super::thread_rows::{self, Tallies, Tally};
 use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::cause::Cause;
@@ -59,9 +59,7 @@ struct PortionSums {
     thread: usize,
     part: ThreadPartition,
     duplicates: u64,
-    causes: FastMap<Cause, Tally>,
-    sockets: FastMap<(NameId, bool), Tally>,
-    rows: FastMap<(Cause, NameId), Tally>,
+    tallies: Tallies,
     connects: FastMap<RowKey, u64>,
     dns_waits: Vec<DnsWait>,
     /// In order; those on resolvers, which get names later, one by one.
@@ -119,11 +117,7 @@ impl Pass<'_> {
         let (track, duplicates) = model.portion(stored, portion);
         let mut part = partition(self.context, &track);
         let mut sums = PortionSums { thread, duplicates, ..PortionSums::default() };
-        tally(model, &track, &part.pieces, |piece| Some(piece.cause), &mut sums.causes);
-        tally(model, &track, &part.pieces, sockets::key, &mut sums.sockets);
-        tally(model, &track, &part.pieces, |piece| Some((piece.cause, piece.peer)), &mut sums.rows);
-        // These rows have no distribution.
-        sums.rows.values_mut().for_each(|tally| tally.durations = Vec::new());
+        sums.tallies = Tallies::of(model, &track, &part.pieces);
         sums.take_stalls(self, thread, &track, &part);
         if !keeps_pieces {
             part.pieces = Vec::new();
@@ -217,6 +211,7 @@ impl Sums {
         }
         self.duplicates += portion.duplicates;
         portion
+            .tallies
             .causes
             .into_iter()
             .for_each(|(cause, tally)| self.causes.entry(cause).or_default().append(tally));
@@ -226,10 +221,15 @@ impl Sums {
         }
         self.dns_waits.extend(portion.dns_waits);
         portion
+            .tallies
             .sockets
             .into_iter()
             .for_each(|(key, tally)| open.sockets.entry(key).or_default().append(tally));
-        portion.rows.into_iter().for_each(|(key, tally)| open.rows.entry(key).or_default().append(tally));
+        portion
+            .tallies
+            .stalls
+            .into_iter()
+            .for_each(|(key, tally)| open.rows.entry(key).or_default().append(tally));
         let mut count = 0;
         for (key, mut sum) in portion.stalls {
             count += sum.count;
