@@ -57,6 +57,25 @@ impl Hash for StallKey {
     }
 }
 
+/// What is told behind the stall's cause and peer.
+pub(super) fn detail(
+    model: &Model,
+    connects: &Connects,
+    track: &ThreadTrack,
+    wait: &WaitSpan,
+    piece: &Piece,
+) -> Detail {
+    match piece.cause {
+        Cause::DnsResolve => Detail::Lookup,
+        Cause::TcpConnect => Detail::Connect(connects.outcome(model, track, piece)),
+        Cause::TcpRetransmit if piece.interest == Interest::Write => Detail::Send,
+        Cause::TcpRetransmit => Detail::Recv,
+        Cause::Lock if model.python.gil.contains(&wait.user_stack) => Detail::Gil,
+        Cause::Lock => Detail::HeldBy(wait.owner),
+        _ => Detail::None,
+    }
+}
+
 /// What tells this stall from others.
 pub(super) fn key(
     model: &Model,
@@ -65,21 +84,12 @@ pub(super) fn key(
     wait: &WaitSpan,
     piece: &Piece,
 ) -> StallKey {
-    let detail = match piece.cause {
-        Cause::DnsResolve => Detail::Lookup,
-        Cause::TcpConnect => Detail::Connect(connects.outcome(model, track, piece)),
-        Cause::TcpRetransmit if piece.interest == Interest::Write => Detail::Send,
-        Cause::TcpRetransmit => Detail::Recv,
-        Cause::Lock if model.python.gil.contains(&wait.user_stack) => Detail::Gil,
-        Cause::Lock => Detail::HeldBy(wait.owner),
-        _ => Detail::None,
-    };
     StallKey {
         pid: track.pid,
         tid: track.tid,
         cause: piece.cause,
         peer: piece.peer,
-        detail,
+        detail: detail(model, connects, track, wait, piece),
         in_flight: model.is_in_flight(track, wait, piece.span),
         began_earlier: model.began_earlier(track, wait, piece.span),
         user_stack: wait.user_stack,

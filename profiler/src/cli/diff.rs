@@ -60,18 +60,13 @@ fn sides(args: &DiffArgs) -> Result<(Vec<&Path>, Vec<&Path>), CliError> {
     Ok((before, after))
 }
 
-/// Both sides at the same time, each on a thread.
+/// One recording after the other, each on several threads: their waits are not in memory at the same time.
 fn load(before: &[&Path], after: &[&Path]) -> Result<(Vec<Profile>, Vec<Profile>), CliError> {
     let progress = Progress::new(before.len() + after.len());
     let load_side = |side: &[&Path]| {
         side.iter().map(|trace| load_profile_with(trace, &progress)).collect::<Result<Vec<_>, _>>()
     };
-    std::thread::scope(|scope| {
-        let second = scope.spawn(|| load_side(after));
-        let first = load_side(before)?;
-        let second = second.join().map_err(|_| CliError::new("reading the recordings failed"))??;
-        Ok((first, second))
-    })
+    Ok((load_side(before)?, load_side(after)?))
 }
 
 /// Reduces a recording to what a diff needs of it, as far as it can be read.

@@ -18,7 +18,7 @@ use crate::trace::record::WaitFlags;
 /// Waits that are packed together: a portion is a number of such chunks.
 const CHUNK: u32 = 256;
 /// Waits of a portion at least, where there are as many and the thread does not wait all the time.
-const PORTION: u32 = 1 << 13;
+const PORTION: u32 = 1 << 15;
 
 /// What the waits at one call site have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -385,15 +385,15 @@ mod tests {
 
     #[test]
     fn portions_end_where_nothing_is_awaited() {
-        let mut waits: Vec<WaitSpan> = (1..20_000).map(|at| span(at * 100, at * 100 + 90)).collect();
+        let mut waits: Vec<WaitSpan> = (1..80_000).map(|at| span(at * 100, at * 100 + 90)).collect();
         let firsts = |waits: &[WaitSpan]| -> Vec<u32> {
             packed(waits).0.portions().iter().map(|portion| portion.first).collect()
         };
-        assert_eq!(firsts(&waits), [0, 8192, 16_384]);
+        assert_eq!(firsts(&waits), [0, 32_768, 65_536]);
         // Begins in the first portion and comes later, as it ends later.
-        waits.insert(9000, span(8_000 * 100, 9_000 * 100));
-        assert_eq!(firsts(&waits), [0, 9216, 17_408]);
-        waits.push(span(0, 3_000_000));
+        waits.insert(33_000, span(32_000 * 100, 33_000 * 100));
+        assert_eq!(firsts(&waits), [0, 33_024, 65_792]);
+        waits.push(span(0, 9_000_000));
         assert_eq!(firsts(&waits), [0]);
         assert!(firsts(&[]).is_empty());
     }

@@ -1,7 +1,5 @@
 //! A wait as the model keeps it: no heap of its own, so that ten million of them fit in memory.
 
-use std::collections::HashMap;
-
 use profiler_common::{Api, Call};
 
 use super::asleep::Asleep;
@@ -9,6 +7,7 @@ use super::intern::Interner;
 use super::packed::Figures;
 use super::socket::{SocketId, SocketTable};
 use super::thread::Interval;
+use crate::hash::FastMap;
 use crate::trace::record::{Socket, Wait, WaitFlags};
 
 /// What a wait on a descriptor waits for.
@@ -74,13 +73,13 @@ impl WaitSpan {
 #[derive(Clone, Debug)]
 pub struct SetTable {
     sets: Vec<Box<[Awaited]>>,
-    ids: HashMap<Box<[Awaited]>, SetId>,
+    ids: FastMap<Box<[Awaited]>, SetId>,
 }
 
 impl Default for SetTable {
     fn default() -> SetTable {
         let empty: Box<[Awaited]> = Box::default();
-        SetTable { sets: vec![empty.clone()], ids: HashMap::from([(empty, SetId(0))]) }
+        SetTable { sets: vec![empty.clone()], ids: FastMap::from_iter([(empty, SetId(0))]) }
     }
 }
 
