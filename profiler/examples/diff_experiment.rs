@@ -101,10 +101,6 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["table"] => table(),
-        ["spans", count, seed, path] => {
-            let (count, seed) = (count.parse().expect("a number"), seed.parse().expect("a number"));
-            job::write_spans(Path::new(path), count, seed);
-        }
-        _ => panic!("table, or spans COUNT SEED FILE"),
+        _ => panic!("table"),
     }
 }
