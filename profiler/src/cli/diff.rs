@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::{DiffArgs, DiffFormat};
 use super::error::{CliError, REGRESSION};
-use super::load::load_model;
+use super::load::{leave, load_model};
 use super::output::{keep_inputs, write_output};
 use super::progress::Progress;
 use super::record::note;
@@ -29,7 +29,7 @@ pub fn run(args: &DiffArgs) -> Result<u8, CliError> {
     keep_inputs(args.output.as_deref(), before.iter().chain(&after).copied())?;
     let (old, new) = load(&before, &after)?;
     let diff = compare(&old, &new);
-    drop((old, new));
+    leave((old, new));
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
         DiffFormat::Text => write_diff_text(&diff, TextOptions { colour }, out).map_err(RenderError::from),

@@ -15,6 +15,12 @@ use crate::trace::TraceReader;
 /// No topology file is larger; `/dev/zero` is.
 const TOPOLOGY_MAX: u64 = 16 << 20;
 
+/// Leaves what was read to the end of the process, which is near: giving it back piece by piece takes long for a large
+/// trace.
+pub(super) fn leave<T>(all: T) {
+    std::mem::forget(all);
+}
+
 /// Reads and analyses a trace, as far as it can be read. Stalls that look the same are added up
 /// ([`Analysis::merged`]), so that a trace of any length can be shown.
 pub fn load_analysis(trace: &Path, topology: Option<&Path>) -> Result<Analysis, CliError> {
