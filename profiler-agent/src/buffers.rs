@@ -3,10 +3,10 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use profiler_common::agent::Kind;
+use profiler_common::agent::{Activity, Kind};
 
 use crate::cupti::{self, CONCURRENT_KERNEL, DRIVER, MEMCPY, RUNTIME, Raw, SUCCESS};
-use crate::ring::{Activity, Ring, c_string};
+use crate::ring::{Ring, c_string};
 use crate::{ring, sys, work};
 
 /// Bytes of a buffer; about 3000 kernels with their launches.

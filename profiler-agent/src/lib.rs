@@ -14,7 +14,7 @@ mod work;
 
 use core::panic::PanicInfo;
 
-use profiler_common::agent::{START_BUSY, START_MAP, START_THREAD, START_VERSION, Start, VERSION};
+use profiler_common::agent::{START_BUSY, START_MAP, START_OK, START_THREAD, START_VERSION, Start, VERSION};
 
 /// Called by the recorder in a stopped thread of the target; returns at once.
 ///
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn stallscope_start(start: *const Start) -> i64 {
     }
     // SAFETY: the addresses are those functions, by the contract of this function.
     if unsafe { work::spawn(&start) } {
-        return 0;
+        return START_OK;
     }
     ring::unmap();
     work::release();

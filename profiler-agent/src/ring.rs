@@ -4,7 +4,7 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use profiler_common::agent::{
-    CONTROL, Control, Kind, NAME_LEN, NAMES, NameHead, SIZE, SLOTS, Slot, name_hash,
+    Activity, CONTROL, Control, NAME_LEN, NAMES, NameHead, SIZE, SLOTS, Slot, name_hash,
 };
 
 use crate::sys;
@@ -18,20 +18,6 @@ static BASE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// Threads that may be using the mapping.
 static USERS: AtomicU32 = AtomicU32::new(0);
 static SEEN: [AtomicU64; KNOWN] = [const { AtomicU64::new(0) }; KNOWN];
-
-/// An activity as CUPTI tells it.
-pub struct Activity {
-    pub kind: Kind,
-    pub detail: u16,
-    pub name: u64,
-    pub start_ns: u64,
-    pub end_ns: u64,
-    pub bytes: u64,
-    pub device: u32,
-    pub stream: u32,
-    pub correlation: u32,
-    pub tid: u32,
-}
 
 /// Access to the mapping, which lasts until it is dropped.
 pub struct Ring {

@@ -126,7 +126,27 @@ pub enum Step {
     Memory = 9,
 }
 
-/// One activity.
+/// One activity, as CUPTI tells it and as the recorder takes it out of its [`Slot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activity {
+    pub kind: Kind,
+    /// Kind of a copy, as CUPTI numbers it.
+    pub detail: u16,
+    /// Hash of the name, 0: none.
+    pub name: u64,
+    /// `CLOCK_MONOTONIC`.
+    pub start_ns: u64,
+    pub end_ns: u64,
+    pub bytes: u64,
+    pub device: u32,
+    pub stream: u32,
+    /// Connects a launch with what it launched.
+    pub correlation: u32,
+    /// Thread of a launch.
+    pub tid: u32,
+}
+
+/// Where an [`Activity`] lies in the shared file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Slot {
@@ -170,7 +190,7 @@ pub struct NameHead {
     pub complete: u32,
 }
 
-/// What the recorder hands to the agent's entry, `stallscope_start(*const Start) -> i64`: 0, or a `START_*`.
+/// What the recorder hands to the agent's entry, `stallscope_start(*const Start) -> i64`: a `START_*`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Start {
@@ -186,14 +206,17 @@ pub struct Start {
     pub path: [u8; PATH_LEN],
 }
 
+/// The agent's thread runs. Neither this nor the others is the number of a system call: where the recorder has died, one
+/// is made of what the entry returned.
+pub const START_OK: i64 = 0x2000_0000;
 /// The agent works for another recorder.
-pub const START_BUSY: i64 = 1;
+pub const START_BUSY: i64 = START_OK + 1;
 /// Of another version.
-pub const START_VERSION: i64 = 2;
+pub const START_VERSION: i64 = START_OK + 2;
 /// The shared file could not be mapped.
-pub const START_MAP: i64 = 3;
+pub const START_MAP: i64 = START_OK + 3;
 /// No thread could be made.
-pub const START_THREAD: i64 = 4;
+pub const START_THREAD: i64 = START_OK + 4;
 
 /// Hash of a name; never 0.
 pub const fn name_hash(name: &[u8]) -> u64 {

@@ -11,7 +11,7 @@ use profiler_common::record::WAIT_SLEPT;
 use crate::call_class::{ACCEPT, ANY_FILE, ON_SET, ON_SOCKET, POLL, RECEIVE, SEND};
 use crate::mem::user_bytes;
 use crate::regs::{Regs, UserRegs};
-use crate::sched::run_delay_ns;
+use crate::sched::{back_unseen, run_delay_ns};
 use crate::socket::AF_UNIX;
 use crate::thread::{self, NO_DEST, NO_SOCK, Thread};
 use crate::user_memory::{Current, UserMemory};
@@ -145,6 +145,7 @@ fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> 
     if regs.number() != thread.number {
         return None;
     }
+    back_unseen(thread);
     // SAFETY: no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let lasted_ns = now_ns.saturating_sub(thread.start_ns);

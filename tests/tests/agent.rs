@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use stallscope::random::Random;
 use stallscope_tests::{Program, RecordedTrace, Recorder, require_root};
 use tempfile::TempDir;
 
@@ -183,6 +184,51 @@ fn an_agent_whose_recorder_is_killed_leaves_by_itself_and_another_one_may_come()
     let report = record(&mut program, &[]).report();
     assert_eq!(coverage(&report).0, "on");
     assert_eq!(program.run().get::<u64>("wrong"), 0);
+}
+
+/// Whether a thread of the process is stopped by a tracer.
+fn is_entered(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the job runs");
+    tasks.flatten().any(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        status.lines().any(|line| line.starts_with("TracerPid:") && !line.ends_with("\t0"))
+    })
+}
+
+/// Recorders that are killed while they have a thread of the program in their hands.
+const KILLED: u64 = 40;
+
+#[test]
+fn a_recorder_killed_while_it_enters_leaves_the_program_unharmed() {
+    require_root();
+    let job = Job::build();
+    let mut program = job.start(ALL_WAITS, &[]);
+    let pid = program.pid();
+    let mut random = Random(1);
+    let mut inside = 0;
+    for round in 0..KILLED {
+        let recording = Recorder::new().pid(pid).launch();
+        let give_up = Instant::now() + PATIENCE;
+        // Without a pause: the stop lasts for milliseconds.
+        while !is_entered(pid) && !has_agent(pid) {
+            assert!(Instant::now() < give_up, "the recorder does not enter");
+        }
+        let moment = Instant::now() + Duration::from_micros(random.below(6000) as u64);
+        while Instant::now() < moment {
+            std::hint::spin_loop();
+        }
+        inside += u64::from(is_entered(pid));
+        recording.kill();
+        wait_until("the agent's end", || !has_agent(pid) && !is_entered(pid));
+        let values = program.run();
+        let seen = [values.get::<u64>("eintr"), values.get("wrong")];
+        assert_eq!(seen, [0, 0], "round {round}, {inside} of them inside of the stop");
+    }
+    println!("{inside} of {KILLED} recorders were killed inside of the stop");
+    assert!(inside > 0, "none was killed inside of the stop");
+    let report = record(&mut program, &[]).report();
+    assert_eq!(coverage(&report).0, "on");
+    assert_eq!(program.end(), 0);
 }
 
 #[test]

@@ -1,16 +1,15 @@
 //! Builds the agent, which the program embeds: without std, without libc, for any glibc.
 
-use std::fs;
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::{paths, run};
 
 /// The agent knows this architecture only.
 const ARCH: &str = "x86_64";
 
-/// Builds it; leaves it untouched where nothing changed, so that cargo does not rebuild its users.
+/// Builds it.
 pub fn build() -> Result<()> {
     if std::env::consts::ARCH != ARCH {
         return Ok(());
@@ -32,15 +31,5 @@ pub fn build() -> Result<()> {
             .env_remove("RUSTC_WRAPPER"),
     )?;
     let built = folder.join("release/libstallscope_agent.so");
-    let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    let object = paths::agent();
-    if fs::read(&object).is_ok_and(|old| old == bytes) {
-        return Ok(());
-    }
-    if let Some(parent) = object.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    }
-    fs::write(&object, &bytes).with_context(|| format!("cannot write {}", object.display()))?;
-    println!("built {} ({} KB)", object.display(), bytes.len() / 1024);
-    Ok(())
+    crate::build::renew(&built, &paths::agent())
 }

@@ -1,6 +1,7 @@
 //! Builds the eBPF programs and the agent, then the program that embeds them.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -57,15 +58,20 @@ fn ebpf() -> Result<()> {
             .env_remove("RUSTC_WRAPPER"),
     )?;
     let built = folder.join("bpfel-unknown-none/release/stallscope");
-    let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    let object = paths::bpf_object();
-    if fs::read(&object).is_ok_and(|old| old == bytes) {
+    renew(&built, &paths::bpf_object())
+}
+
+/// Copies what was built to where it is embedded from; leaves it untouched where nothing changed, so that cargo does not
+/// rebuild its users.
+pub fn renew(built: &Path, object: &Path) -> Result<()> {
+    let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
+    if fs::read(object).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
     if let Some(parent) = object.parent() {
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
-    fs::write(&object, &bytes).with_context(|| format!("cannot write {}", object.display()))?;
+    fs::write(object, &bytes).with_context(|| format!("cannot write {}", object.display()))?;
     println!("built {} ({} KB)", object.display(), bytes.len() / 1024);
     Ok(())
 }

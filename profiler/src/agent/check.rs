@@ -26,6 +26,10 @@ pub struct Place {
     functions: BTreeMap<String, u64>,
     /// Executable memory of libc, in which there is a `syscall` instruction.
     pub code: (u64, u64),
+    /// Writable memory that is private and has no file: stacks are in it.
+    stacks: Vec<(u64, u64)>,
+    /// The stack of the main thread.
+    main: (u64, u64),
     /// Writable memory of the loader, in which its lock lies.
     pub loader: Vec<(u64, u64)>,
     /// CUPTI's path as the target has it.
@@ -40,6 +44,14 @@ impl Place {
     /// Address of a function in the target.
     pub fn function(&self, function: &'static str) -> Result<u64, AgentError> {
         self.functions.get(function).copied().ok_or(AgentError::Function { pid: self.pid, function })
+    }
+
+    /// The memory of a thread's stack, where it is that of the main thread or one that glibc made: there the thread's own
+    /// record lies at its top. Others may be small, and full.
+    pub fn stack_of(&self, sp: u64, record: u64) -> Option<(u64, u64)> {
+        let holds = |(start, end): (u64, u64), address| (start..end).contains(&address);
+        let stack = self.stacks.iter().copied().find(|stack| holds(*stack, sp))?;
+        (holds(stack, record) || stack == self.main).then_some(stack)
     }
 }
 
@@ -88,6 +100,15 @@ pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError
         pid,
         functions,
         code: code.ok_or(AgentError::Function { pid, function: "syscall" })?,
+        stacks: maps
+            .iter()
+            .filter(|mapping| mapping.perms.write && mapping.inode == 0)
+            .map(|mapping| (mapping.start, mapping.end))
+            .collect(),
+        main: maps
+            .iter()
+            .find(|mapping| mapping.path == Path::new("[stack]"))
+            .map_or((0, 0), |mapping| (mapping.start, mapping.end)),
         loader: loader.map(|mapping| (mapping.start, mapping.end)).collect(),
         cupti: cupti(root, pid, &maps).ok_or(AgentError::NoCupti { pid })?,
         agent: agents.clone().find(|mapping| mapping.path == Path::new(image)).map(|mapping| mapping.start),

@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use object::{Object as _, ObjectSymbol as _};
-use profiler_common::agent::{PATH_LEN, START_BUSY, START_VERSION, Start, VERSION};
+use profiler_common::agent::{PATH_LEN, START_BUSY, START_OK, Start, VERSION};
 
 use super::check::{self, Place};
 use super::error::AgentError;
 use super::remote::{Memory, Remote};
 use super::ring::Ring;
+use super::tracee::Tracee;
+use super::way_back::{SIGRETURN, SYSCALL_RET, WayBack};
 use super::{LIBRARY, safe_point};
 use crate::symbols::Symbolizer;
 use crate::target::process::process_info;
@@ -43,10 +45,12 @@ pub struct Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
+        // Where it cannot be asked, the silence of the recorder tells it.
         let _ = self.ring.ask_to_leave();
         self.beating.store(false, Ordering::Release);
         if let Some(beat) = self.beat.take() {
             beat.thread().unpark();
+            // It returns nothing, and cannot panic.
             let _ = beat.join();
         }
     }
@@ -89,11 +93,18 @@ fn enter(
 ) -> Result<Loaded, AgentError> {
     let pid = place.pid;
     let memory = Memory::open(pid)?;
-    let gadget = memory.find_syscall(place.code)?;
+    let gadget = memory.find_code(place.code, SYSCALL_RET)?;
+    let sigreturn = memory.find_code(place.code, SIGRETURN)?;
     let own_child = process_info(root, pid)?.ppid == std::process::id();
-    let tracee = safe_point::stop(root, pid, symbolizer, own_child)?;
+    let way_back = |tracee: &Tracee| {
+        let kept = tracee.kept();
+        let (start, _) = place.stack_of(kept.rsp, kept.fs_base)?;
+        let (xstate, mask) = tracee.kept_state();
+        WayBack::new(kept, xstate, mask, sigreturn, start)
+    };
+    let (tracee, way_back) = safe_point::stop(root, pid, symbolizer, own_child, way_back)?;
     let tid = tracee.tid();
-    let mut remote = Remote::new(place, &memory, tracee, gadget)?;
+    let mut remote = Remote::new(place, &memory, tracee, gadget, way_back)?;
     let outcome = set_up(&mut remote, place, &memory, name, entry);
     let released = remote.finish();
     let ring = outcome?;
@@ -140,9 +151,9 @@ fn load_and_start(
     });
     close(remote, fd);
     match code? {
-        (ring, 0) => Ok(ring),
+        (ring, START_OK) => Ok(ring),
         (_, START_BUSY) => Err(AgentError::Busy { pid }),
-        (_, code) => Err(AgentError::Start { pid, code: if code == 0 { START_VERSION } else { code } }),
+        (_, code) => Err(AgentError::Start { pid, code }),
     }
 }
 
@@ -211,6 +222,7 @@ fn open_anew(pid: u32, fd: u64) -> io::Result<File> {
 }
 
 fn close(remote: &mut Remote<'_>, fd: u64) {
+    // A descriptor that stays is closed when the process ends; there is nobody to tell.
     let _ = remote.system_call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
 }
 

@@ -11,6 +11,7 @@ mod remote;
 pub mod ring;
 mod safe_point;
 mod tracee;
+mod way_back;
 
 pub use error::AgentError;
 pub use load::{Loaded, load};

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use super::check::Place;
 use super::error::AgentError;
 use super::tracee::{Halt, Registers, Tracee};
+use super::way_back::WayBack;
 
 /// Bytes of the stack; loading a library takes a few thousand.
 const STACK: u64 = 256 << 10;
@@ -47,13 +48,13 @@ impl Memory {
         self.file.write_all_at(bytes, address).map_err(|source| AgentError::Memory { pid: self.pid, source })
     }
 
-    /// Address of a `syscall` instruction in executable memory.
-    pub(super) fn find_syscall(&self, (start, end): (u64, u64)) -> Result<u64, AgentError> {
+    /// Address of these instructions in executable memory.
+    pub(super) fn find_code(&self, (start, end): (u64, u64), code: &[u8]) -> Result<u64, AgentError> {
         let len = usize::try_from(end.saturating_sub(start)).unwrap_or(CODE).min(CODE);
         let mut bytes = vec![0; len];
         let read = self.file.read_at(&mut bytes, start);
         bytes.truncate(read.map_err(|source| AgentError::Memory { pid: self.pid, source })?);
-        let at = bytes.windows(2).position(|pair| pair == [0x0f, 0x05]);
+        let at = bytes.windows(code.len()).position(|piece| piece == code);
         at.map(|at| start + at as u64).ok_or(AgentError::Function { pid: self.pid, function: "syscall" })
     }
 }
@@ -63,9 +64,13 @@ pub(super) struct Remote<'a> {
     place: &'a Place,
     memory: &'a Memory,
     tracee: Tracee,
+    /// A `syscall; ret` in libc.
     gadget: u64,
+    way_back: WayBack,
     /// Lowest address of our stack.
     stack: u64,
+    /// The thread as it calls itself: what a lock that it holds names as its owner.
+    own_tid: u32,
 }
 
 impl<'a> Remote<'a> {
@@ -74,13 +79,24 @@ impl<'a> Remote<'a> {
         memory: &'a Memory,
         tracee: Tracee,
         gadget: u64,
+        way_back: WayBack,
     ) -> Result<Remote<'a>, AgentError> {
-        tracee.block_signals()?;
-        let mut remote = Remote { place, memory, tracee, gadget, stack: 0 };
+        memory.write(way_back.state_at, &way_back.state)?;
+        memory.write(way_back.frame_at, &way_back.frame)?;
+        let mut remote = Remote { place, memory, tracee, gadget, way_back, stack: 0, own_tid: 0 };
+        remote.tracee.set_registers(&Registers {
+            rip: gadget,
+            rsp: remote.way_back.frame_at,
+            rax: u64::MAX,
+            orig_rax: u64::MAX,
+            ..*remote.tracee.kept()
+        })?;
+        remote.tracee.block_signals()?;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         remote.stack =
             remote.system_call("mmap", libc::SYS_mmap, [0, STACK, protection, flags, u64::MAX, 0])?;
+        remote.own_tid = remote.system_call("gettid", libc::SYS_gettid, [0; 6])? as u32;
         Ok(remote)
     }
 
@@ -99,6 +115,7 @@ impl<'a> Remote<'a> {
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let regs = Registers {
             rip: self.gadget,
+            rsp: self.way_back.frame_at,
             rax: number as u64,
             orig_rax: u64::MAX,
             rdi,
@@ -132,17 +149,18 @@ impl<'a> Remote<'a> {
     }
 
     /// Calls a function and returns what it returns. It comes back at a `syscall` instruction, whose system call is
-    /// not made.
+    /// not made. (Without us it is: its number is then the result, which is a pointer or [`START_OK`], no such call.)
     pub(super) fn call(
         &mut self,
         what: &'static str,
         function: u64,
         (first, second): (u64, u64),
     ) -> Result<u64, AgentError> {
-        let top = self.data() - 256;
+        let top = self.data() - 1024;
         // As after a call instruction: the return address, and the stack aligned above it.
         let rsp = (top & !15) - 8;
         self.memory.write(rsp, &self.gadget.to_le_bytes())?;
+        self.memory.write(rsp + 8, &self.way_back.frame)?;
         let regs = Registers {
             rip: function,
             rsp,
@@ -179,10 +197,12 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// The call takes long. While it waits for the loader's lock nothing has happened yet, and it can be taken back.
+    /// The call takes long. While it waits for the loader's first lock nothing has happened yet, and it can be taken back. As
+    /// soon as it holds one it is waited for, however long that is: a lock without its holder would stop the program for good.
     fn wait_on(&mut self, what: &'static str, begun: Instant) -> Result<(), AgentError> {
         loop {
-            if self.waits_for_the_loader() || begun.elapsed() > LIMIT {
+            let is_due = self.waits_for_the_loader() || begun.elapsed() > LIMIT;
+            if is_due && !self.holds_a_lock() {
                 // Out of the system call it waits in: to its exit, and on to where registers can be given back.
                 self.tracee.interrupt()?;
                 self.tracee.wait(QUICK)?;
@@ -207,14 +227,47 @@ impl<'a> Remote<'a> {
         call == Some(libc::SYS_futex) && address.is_some_and(is_lock)
     }
 
+    /// Whether one of the loader's locks names this thread as its owner; also where that cannot be read.
+    fn holds_a_lock(&self) -> bool {
+        self.place.loader.iter().any(|(start, end)| {
+            let len = usize::try_from(end.saturating_sub(*start)).unwrap_or(CODE).min(CODE);
+            let mut bytes = vec![0; len];
+            match self.memory.file.read_exact_at(&mut bytes, *start) {
+                Ok(()) => names(&bytes, self.own_tid),
+                Err(_) => true,
+            }
+        })
+    }
+
     /// Takes our stack away and lets the thread go on; returns for how long it was stopped.
     pub(super) fn finish(mut self) -> Result<Duration, AgentError> {
+        // The thread is let go all the same; what stays mapped is 256 KB.
         let _ = self.system_call("munmap", libc::SYS_munmap, [self.stack, STACK, 0, 0, 0, 0]);
         self.tracee.release()
     }
 }
 
+/// Whether one of the words is this number.
+fn names(bytes: &[u8], number: u32) -> bool {
+    bytes.as_chunks().0.iter().any(|word| u32::from_le_bytes(*word) == number)
+}
+
 /// Without single-stepping, and with strings going upwards.
 fn plain_flags(flags: u64) -> u64 {
     flags & !0x4_0500
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_names_its_owner() {
+        // Lock, count, owner, users, kind: as a recursive mutex lies in memory.
+        let mutex: Vec<u8> = [0, 1, 1, 4711, 1, 1_u32].iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert!(names(&mutex, 4711));
+        assert!(!names(&mutex, 4712));
+        assert!(!names(&mutex[..12], 4711));
+        assert!(!names(&[], 0));
+    }
 }

@@ -6,27 +6,13 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::unix::fs::FileExt;
 
+pub use profiler_common::agent::Activity;
 use profiler_common::agent::{
     CONTROL, Control, Kind, MAGIC, NAME_LEN, NAMES, NameHead, SIZE, SLOTS, Slot, State, VERSION,
 };
 
 /// Slots taken in one go.
 const BATCH: usize = 4096;
-
-/// One activity, with its numbers as the agent wrote them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Activity {
-    pub kind: Kind,
-    pub detail: u16,
-    pub name: u64,
-    pub start_ns: u64,
-    pub end_ns: u64,
-    pub bytes: u64,
-    pub device: u32,
-    pub stream: u32,
-    pub correlation: u32,
-    pub tid: u32,
-}
 
 /// The shared file.
 #[derive(Debug)]

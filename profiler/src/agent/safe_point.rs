@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::error::AgentError;
 use super::tracee::Tracee;
+use super::way_back::WayBack;
 use crate::probes::event::Registers;
 use crate::symbols::Symbolizer;
 use crate::target::ProcRoot;
@@ -59,14 +60,15 @@ struct Position {
     ip: u64,
 }
 
-/// Finds such a thread and stops it. The leader is left out where it is our own child: whoever waits for it must not
+/// Finds such a thread and stops it, one whose stack has room for its way back without us. The leader is left out where it is our own child: whoever waits for it must not
 /// be told of its stops.
 pub(super) fn stop(
     root: &ProcRoot,
     pid: u32,
     symbolizer: &mut Symbolizer,
     leave_leader: bool,
-) -> Result<Tracee, AgentError> {
+    way_back: impl Fn(&Tracee) -> Option<WayBack>,
+) -> Result<(Tracee, WayBack), AgentError> {
     let begun = Instant::now();
     let mut tries = 0;
     symbolizer.add_process(pid);
@@ -90,7 +92,10 @@ pub(super) fn stop(
             };
             let now = tracee.kept();
             if (now.rip, now.rsp, now.orig_rax as i64) == (position.ip, position.sp, position.call) {
-                return Ok(tracee);
+                // Without one it goes on as it was, and another one is looked for.
+                if let Some(way_back) = way_back(&tracee) {
+                    return Ok((tracee, way_back));
+                }
             }
         }
         std::thread::sleep(PAUSE);

@@ -90,6 +90,11 @@ impl Tracee {
         &self.regs
     }
 
+    /// What a frame needs for the thread's way back: vector state and signal mask.
+    pub(super) fn kept_state(&self) -> (&[u8], u64) {
+        (&self.xstate, self.mask)
+    }
+
     pub(super) fn tid(&self) -> u32 {
         self.tid
     }
@@ -222,14 +227,16 @@ impl Tracee {
         }
         let mut regs = self.regs;
         again_if_cut_short(&mut regs);
-        self.set_registers(&regs)?;
-        self.write_xstate()?;
+        // The registers last: until then the thread's own way back is the one it takes if we die.
         self.set_mask(self.mask)?;
+        self.write_xstate()?;
+        self.set_registers(&regs)?;
         self.detach();
         Ok(())
     }
 
     fn detach(&mut self) {
+        // It fails for a thread that is gone, or runs: that one is let go with our own thread.
         let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
         self.gone = true;
         for signal in self.held.drain(..) {

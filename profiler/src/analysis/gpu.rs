@@ -33,6 +33,8 @@ pub fn collective_rows(model: &Model) -> Vec<CollectiveRow> {
             let rank = ranks.iter().find(|row| row.pid == pid);
             let beside =
                 union(of_process(gpu, pid, device).filter(|one| gpu.class(one) == GpuClass::Compute));
+            let together = union(activities.iter().copied());
+            let exposed_ns = exposed(&together, &beside);
             Some(CollectiveRow {
                 op: nccl.op,
                 rank: rank.and_then(|row| row.rank),
@@ -49,7 +51,8 @@ pub fn collective_rows(model: &Model) -> Vec<CollectiveRow> {
                 kernel_name: name.text.clone(),
                 pid,
                 device,
-                exposed_ns: exposed(&union(activities.iter().copied()), &beside),
+                exposed_ns,
+                hidden_ns: len(&together) - exposed_ns,
                 ..CollectiveRow::default()
             })
         })
@@ -131,6 +134,8 @@ fn of_process(gpu: &Gpu, pid: u32, device: u32) -> impl Iterator<Item = &GpuActi
 
 /// Between each activity and the next one on its stream.
 fn gaps(activities: &[&GpuActivity]) -> Vec<u64> {
+    let mut activities = activities.to_vec();
+    activities.sort_unstable_by_key(|one| (one.stream, one.start_ns));
     let pairs = activities.iter().zip(activities.iter().skip(1));
     pairs
         .filter(|(one, next)| one.stream == next.stream)

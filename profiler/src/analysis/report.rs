@@ -351,8 +351,11 @@ pub struct CollectiveRow {
     pub kernel_name: String,
     pub pid: u32,
     pub device: u32,
-    /// While no other kernel of the process ran on that device.
+    /// Union of the times in which no compute kernel of the process ran on that device beside one of these.
     pub exposed_ns: u64,
+    /// Union of the times in which one did.
+    #[serde(default)]
+    pub hidden_ns: u64,
 }
 
 /// What one process had a GPU do. Times are unions of intervals.

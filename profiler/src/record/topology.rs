@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn hosts_get_the_addresses_that_the_target_sees() {
         let folder = tempfile::tempdir().unwrap();
-        let etc = folder.path().join("7/root/etc");
+        let etc = ProcRoot::new(folder.path()).process_path(7, "root").join("etc");
         std::fs::create_dir_all(&etc).unwrap();
         std::fs::write(etc.join("hosts"), "10.0.0.2 node02\n").unwrap();
         let topology = Topology::parse("node01 A\nnode02 B\n").unwrap();

@@ -303,12 +303,20 @@ mod tests {
     fn fake(files: &[(&str, &str)]) -> (tempfile::TempDir, ProcRoot) {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in files {
-            let path = directory.path().join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            write(&directory.path().join(name), text);
         }
         let root = ProcRoot::new(directory.path());
         (directory, root)
+    }
+
+    /// A file that process 9 sees.
+    fn write_seen(root: &ProcRoot, name: &str, text: &str) {
+        write(&root.process_path(9, "root").join(name), text);
+    }
+
+    fn write(path: &std::path::Path, text: &str) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
     }
 
     fn value<'a>(records: &'a [Environment], what: &str) -> Option<&'a str> {
@@ -318,10 +326,6 @@ mod tests {
     #[test]
     fn collects_configuration_versions_and_settings_of_a_process() {
         let (_directory, root) = fake(&[
-            ("9/root/etc/resolv.conf", "nameserver 10.0.0.2\n"),
-            ("9/root/etc/nsswitch.conf", "hosts: files dns\n"),
-            ("9/root/opt/sp/nvidia/nccl/lib/libnccl.so.2", ""),
-            ("9/root/opt/sp/nvidia_nccl_cu12-2.27.3.dist-info/METADATA", ""),
             ("9/environ", "RES_OPTIONS=timeout:1\0RANK=1\0WORLD_SIZE=2\0"),
             (
                 "9/maps",
@@ -331,6 +335,10 @@ mod tests {
             ),
             ("sys/net/ipv4/tcp_syn_retries", "6\n"),
         ]);
+        write_seen(&root, "etc/resolv.conf", "nameserver 10.0.0.2\n");
+        write_seen(&root, "etc/nsswitch.conf", "hosts: files dns\n");
+        write_seen(&root, "opt/sp/nvidia/nccl/lib/libnccl.so.2", "");
+        write_seen(&root, "opt/sp/nvidia_nccl_cu12-2.27.3.dist-info/METADATA", "");
         let records = environment(&root, 9);
         assert_eq!(
             value(&records, "resolv.conf"),

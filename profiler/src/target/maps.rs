@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_name_that_belongs_to_another_file_now_is_not_opened() {
         let directory = tempfile::tempdir().unwrap();
-        let inside = directory.path().join("9/root/lib");
+        let inside = ProcRoot::new(directory.path()).process_path(9, "root").join("lib");
         std::fs::create_dir_all(&inside).unwrap();
         std::fs::write(inside.join("libc.so.6"), b"new").unwrap();
         let metadata = std::fs::metadata(inside.join("libc.so.6")).unwrap();

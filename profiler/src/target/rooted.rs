@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_pipe_in_place_of_a_file_is_refused_and_does_not_block() {
         let (directory, root) = container();
-        let path = directory.path().join("7/root/etc/resolv.conf");
+        let path = ProcRoot::new(directory.path()).process_path(7, "root").join("etc/resolv.conf");
         nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
         let error = read(&root, 7, "/etc/resolv.conf", 100).unwrap_err();
         assert!(error.to_string().ends_with("not a regular file"), "{error}");

@@ -18,17 +18,22 @@ const AT_REST: f64 = 0.05;
 pub(super) fn find(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     let mut found = Vec::new();
     for row in scene.report.sockets.iter().filter(|row| is_silent(scene, row)) {
-        let is_same = |finding: &Finding| {
-            let number = |name: &str| finding.proof.get(name).and_then(Value::as_u64);
-            finding.id == SLOW_PEER
-                && number("pid") == Some(u64::from(row.pid))
-                && number("waits").is_some_and(|waits| waits <= row.waits)
-                && finding.proof.get("far_end").is_none_or(Value::is_null)
-        };
-        findings.retain(|finding| !is_same(finding));
+        findings.retain(|finding| !is_same(finding, row));
         found.push(silent(scene, row));
     }
     findings.extend(found);
+}
+
+/// Says less of the same: this thread alone, the same peer by its address, nothing known of the other end.
+fn is_same(finding: &Finding, row: &SocketRow) -> bool {
+    let proof = |name: &str| finding.proof.get(name);
+    let peer = proof("peer").and_then(Value::as_str).and_then(ip_of);
+    finding.id == SLOW_PEER
+        && proof("pid").and_then(Value::as_u64) == Some(u64::from(row.pid))
+        && proof("tids") == Some(&json!([row.tid]))
+        && peer.is_some()
+        && peer == ip_of(&row.peer)
+        && proof("far_end").is_none_or(Value::is_null)
 }
 
 /// One wait takes all of the thread's time, and had not ended.

@@ -34,7 +34,7 @@ pub(super) fn kernel_table(report: &Report) -> Table {
             duration(row.kernel.p50_ns),
             duration(row.kernel.p99_ns),
             duration(row.exposed_ns),
-            duration(row.kernel.sum_ns.saturating_sub(row.exposed_ns)),
+            duration(row.hidden_ns),
             if queue.count > 0 { duration(queue.p50_ns) } else { "not seen".to_owned() },
         ]
     });
@@ -80,7 +80,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
 /// The NCCL kernel with most time, for `record`'s summary.
 pub(in crate::render) fn worst_kernel(report: &Report) -> Option<String> {
     let row = report.collectives.first()?;
-    let exposed = share(row.exposed_ns, row.kernel.sum_ns);
+    let exposed = share(row.exposed_ns, row.exposed_ns.saturating_add(row.hidden_ns));
     Some(format!(
         "GPU {}: {} of {} in {}, {}x, p50 {}, {exposed} with no compute beside it",
         row.device,
@@ -107,6 +107,7 @@ mod tests {
             count: 2,
             kernel,
             exposed_ns: 7_000_000,
+            hidden_ns: 3_000_000,
             pid: 7,
             ..CollectiveRow::default()
         };

@@ -16,6 +16,7 @@ use crate::trace::record::Environment;
 
 mod dns;
 mod dns_failure;
+mod late;
 mod net;
 mod net_ends;
 mod tcp;
@@ -39,6 +40,16 @@ fn found(
     environment: &[(&str, &str)],
     far_ends: &FarEnds,
 ) -> Vec<Finding> {
+    found_with(report, dns, environment, far_ends, &Late::default())
+}
+
+fn found_with(
+    report: &Report,
+    dns: &DnsAnalysis,
+    environment: &[(&str, &str)],
+    far_ends: &FarEnds,
+    late: &Late,
+) -> Vec<Finding> {
     let entry = |(what, value): &(&str, &str)| Environment {
         what: (*what).to_string(),
         value: (*value).to_string(),
@@ -49,7 +60,7 @@ fn found(
     let surroundings = Surroundings {
         environment: &environment,
         far_ends,
-        late: &Late::default(),
+        late,
         python: &BTreeSet::new(),
         socket_queues: &SocketQueues::default(),
         queues: &[],
