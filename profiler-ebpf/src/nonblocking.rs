@@ -26,6 +26,12 @@ fn has_paused(open: &NonblockingWait, now_ns: u64, run_delay_ns: u64) -> bool {
     since_ns.saturating_sub(run_delay_ns.saturating_sub(open.run_delay_ns)) > settings::spin_gap_ns()
 }
 
+/// A copy: Linux 6.1 takes no argument of a global function for a map's key.
+#[inline(always)]
+fn on_stack(key: &NonblockingKey) -> NonblockingKey {
+    NonblockingKey { tid: key.tid, fd: key.fd, direction: key.direction, reserved: 0 }
+}
+
 /// The thread looked, and there was nothing.
 #[inline(never)]
 #[unsafe(no_mangle)]
@@ -40,6 +46,7 @@ pub extern "C" fn look(
     else {
         return 0;
     };
+    let key = &on_stack(key);
     sample::looked(thread, key.tid, now_ns);
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return begin(thread, key, regs, now_ns) };
     // SAFETY: the thread's own entry; userspace removes it only when the thread has ended or the recording has.
@@ -106,6 +113,7 @@ fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64
 pub extern "C" fn progress(thread: *mut Thread, key: *const NonblockingKey, now_ns: u64, ret: i64) -> u32 {
     // SAFETY: callers pass a thread's entry and a key on their stack.
     let (Some(thread), Some(key)) = (unsafe { (thread.as_mut(), key.as_ref()) }) else { return 0 };
+    let key = &on_stack(key);
     let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };
     // SAFETY: as above.
     let open = unsafe { &mut *open };
