@@ -1,7 +1,7 @@
 //! Turns the pieces of all threads into stalls with names, and those on a resolver into DNS waits.
 
 use super::connects::Connects;
-use super::dns_wait::{DnsWait, WaitId};
+use super::dns_wait::{DnsWait, WaitId, api_of};
 use super::partition::{Piece, ThreadPartition};
 use super::stall::Stall;
 use crate::model::Model;
@@ -40,7 +40,7 @@ pub(super) fn dns_wait(
         server: model.names.shared(piece.peer),
         transport: info.map_or(Transport::Other, |info| info.transport),
         socket_ino: info.map_or(0, |info| info.ino),
-        api: wait.api,
+        api: api_of(model, wait),
         api_start_ns: wait.api_start_ns,
         call: wait.call,
         ret: i64::from(wait.ret),
