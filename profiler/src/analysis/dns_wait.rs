@@ -92,7 +92,10 @@ mod tests {
         trace.add(Record::Stack(Stack { id: 3, space: Space::User, frames, truncated: true }));
         trace.wait(Wait { user_stack: 3, ..of });
         let model = trace.model();
-        api_of(&model, &model.threads[0].waits[0])
+        let thread = &model.threads[0];
+        let portions = thread.waits.portions();
+        let (portion, _) = model.portion(thread, &portions[0]);
+        api_of(&model, &portion.waits[0])
     }
 
     #[test]
