@@ -270,6 +270,7 @@ impl Builder {
             self.saw(first);
             self.saw(last);
         }
+        self.model.dns_messages.extend(block.unsent.iter().cloned());
         let tables = &mut self.model.waits;
         let stacks: Vec<StacksId> =
             block.stacks.iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();

@@ -71,11 +71,22 @@ pub struct ProbeOptions {
     pub ring_bytes: u32,
     /// Log what the programs say through the `log` crate, and verifier logs on failure.
     pub verbose: bool,
+    /// Watch handshakes and retransmissions, and system calls on sockets.
+    pub net: bool,
+    /// Watch system calls on sockets, for the messages to name servers among them.
+    pub dns: bool,
 }
 
 impl Default for ProbeOptions {
     fn default() -> ProbeOptions {
-        ProbeOptions { min_stall_ns: 100_000, spin_gap_ns: 10_000_000, ring_bytes: 8 << 20, verbose: false }
+        ProbeOptions {
+            min_stall_ns: 100_000,
+            spin_gap_ns: 10_000_000,
+            ring_bytes: 8 << 20,
+            verbose: false,
+            net: true,
+            dns: true,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod verbs;
 
 use profiler_common::Call;
 
+use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
@@ -63,7 +64,7 @@ pub struct Collector {
     due: Vec<(u64, u32)>,
     socket_failure: Option<String>,
     environments: usize,
-    dns: bool,
+    families: WaitFamilies,
     held: HeldWaits,
     verbs: VerbsWatch,
     /// Waits in flight, kept until their stacks are read.
@@ -79,7 +80,7 @@ impl Collector {
         symbols: SymbolThread,
         sockets: SocketThread,
         python: PythonThread,
-        dns: bool,
+        families: WaitFamilies,
     ) -> Collector {
         Collector {
             writer,
@@ -103,7 +104,7 @@ impl Collector {
             due: Vec::new(),
             socket_failure: None,
             environments: 0,
-            dns,
+            families,
             held: HeldWaits::default(),
             pending: Vec::new(),
             finishing: false,
@@ -171,6 +172,7 @@ impl Collector {
 
     fn event(&mut self, event: Event, changes: &mut Vec<Change>) {
         match event {
+            Event::Wait(wait, _) if !self.families.wants(&wait) => {}
             Event::Wait(wait, registers) => {
                 self.totals.events += 1;
                 self.note_worst(&wait);
@@ -181,8 +183,9 @@ impl Collector {
                 }
             }
             Event::Dns(message) => {
-                self.totals.events += 1;
-                if self.dns {
+                self.families.asked(&message);
+                if self.families.dns() {
+                    self.totals.events += 1;
                     self.write(Record::Dns(message));
                 }
             }
@@ -237,7 +240,7 @@ impl Collector {
         let now = monotonic_ns();
         for pid in change.entered {
             self.symbols.enter(pid);
-            self.sockets.enter(pid);
+            self.enter_sockets(pid);
             self.python.thread.enter(pid);
             self.enter_gpu(pid);
             self.find_libraries(pid, probes);
@@ -251,7 +254,7 @@ impl Collector {
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
         }
         for pid in change.executed {
-            self.sockets.enter(pid);
+            self.enter_sockets(pid);
             self.python.thread.enter(pid);
             self.enter_gpu(pid);
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
@@ -265,9 +268,15 @@ impl Collector {
         }
     }
 
+    fn enter_sockets(&self, pid: u32) {
+        if self.families.net() {
+            self.sockets.enter(pid);
+        }
+    }
+
     /// Probes the resolver functions of libraries that were not seen before.
     pub fn find_libraries(&mut self, pid: u32, probes: &mut ProbeSet) {
-        if !self.dns {
+        if !self.families.dns() {
             return;
         }
         let scan = match self.resolvers.scan(pid) {

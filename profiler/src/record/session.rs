@@ -12,6 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::collector::Collector;
 use super::command::{HeldCommand, RunningCommand};
 use super::error::RecordError;
+use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
 use super::host;
 use super::options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
@@ -77,6 +78,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         spin_gap_ns: nanos(SPIN_GAP),
         ring_bytes: RING_BYTES,
         verbose: options.verbose,
+        net: options.net,
+        dns: options.dns,
     })?;
     let targets = TargetSet::new(root.clone(), &asked_for, options.follow);
     let symbols = SymbolThread::start(probes.take_known_stacks())
@@ -89,7 +92,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .then(|| GpuThread::start(root.clone()))
         .transpose()
         .map_err(|source| RecordError::Start { what: "gpu thread", source })?;
-    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
+    let families = WaitFamilies::new(options.net, options.dns);
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, families);
     collector.watch_verbs(options.verbs);
     collector.watch_gpus(gpu);
     collector.write(Record::Host(host::host()));
