@@ -69,6 +69,8 @@ pub struct Model {
     pub owners: owners::Owners,
     /// What packed waits refer to.
     pub waits: packed::WaitTables,
+    /// How many of them are analysed at once.
+    pub portion_len: packed::PortionLen,
     /// Names of peers.
     pub names: intern::Interner,
     /// Verbs: queue pairs, posts, completions.
@@ -95,7 +97,9 @@ impl Model {
     pub fn portions(&self) -> Vec<(usize, Portion)> {
         let threads = self.threads.iter().enumerate();
         threads
-            .flat_map(|(at, thread)| thread.waits.portions().into_iter().map(move |one| (at, one)))
+            .flat_map(|(at, thread)| {
+                thread.waits.portions(self.portion_len).into_iter().map(move |one| (at, one))
+            })
             .collect()
     }
 
