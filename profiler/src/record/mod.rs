@@ -7,6 +7,7 @@ pub mod error;
 pub mod gpu_thread;
 pub mod held_waits;
 mod host;
+mod marker_watch;
 pub mod options;
 pub mod progress;
 pub mod python_looks;
