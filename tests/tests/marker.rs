@@ -39,7 +39,8 @@ fn every_call_of_the_marker_is_counted_and_a_diff_is_per_call() {
     assert_eq!(calls.iter().map(|call| call["calls"].as_u64().unwrap()).sum::<u64>(), TIMES);
     let function = records.iter().find(|record| record["kind"] == "marker_function").expect("the function");
     assert_eq!((&function["function"], &function["module"]), (&MARKER.into(), &"workload".into()));
-    let coverage = before.report()["coverage"]["probes"].as_array().expect("probes");
+    let report = before.report();
+    let coverage = report["coverage"]["probes"].as_array().expect("probes");
     let row = coverage.iter().find(|row| row["family"] == "marker").expect("a row");
     assert_eq!(row["state"], "on", "{row}");
 
