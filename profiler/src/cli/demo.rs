@@ -44,6 +44,7 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         follow: true,
         unavailable: Vec::new(),
         net: true,
+        marker: None,
         dns: true,
         verbs: None,
         gpu: GpuTimes::NotAsked,

@@ -79,6 +79,7 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
             (true, true) => GpuTimes::NotInjected,
             (true, false) => GpuTimes::Wanted,
         },
+        marker: args.marker.clone(),
         // A file, which is read when the rest is known to be right.
         topology: None,
         verbose: args.verbose,

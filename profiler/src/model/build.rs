@@ -140,6 +140,14 @@ impl Builder {
                     self.inconsistent += 1;
                 }
             }
+            Record::MarkerFunction(function) => self.model.marker.add_function(function),
+            Record::MarkerCalls(calls) => {
+                if self.model.marker.add(calls) {
+                    self.saw(calls.end_ns);
+                } else {
+                    self.inconsistent += 1;
+                }
+            }
             Record::Topology(file) => self.model.topology = Some(file),
             Record::QueuePair(pair) => self.model.rdma.queue_pairs.push(pair),
             Record::RdmaPost(post) => {
@@ -368,6 +376,7 @@ impl Builder {
         model.owners = Owners { ns_tids: self.ns_tids, threads: self.thread_ids.into_keys().collect() };
         model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
+        model.marker.finish();
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
         model.gpu.clip(whole);

@@ -20,6 +20,7 @@ pub mod fixture;
 mod gil;
 pub mod gpu;
 pub mod intern;
+pub mod marker;
 pub mod owners;
 pub mod packed;
 pub mod python;
@@ -75,6 +76,8 @@ pub struct Model {
     pub names: intern::Interner,
     /// Verbs: queue pairs, posts, completions.
     pub rdma: queue::Rdma,
+    /// Calls of the marker function.
+    pub marker: marker::Markers,
     /// What ran on GPUs.
     pub gpu: gpu::Gpu,
     /// The topology that the recording was given, as it stands in the trace.

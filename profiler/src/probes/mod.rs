@@ -25,6 +25,7 @@ mod fields;
 mod iterate;
 mod known_stacks;
 mod load;
+mod marker;
 mod multi_uprobe;
 mod restart;
 mod socket;
@@ -323,6 +324,8 @@ impl ProbeSet {
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
         self.detach_verbs();
+        marker::detach(&mut self.ebpf);
+        marker::take_counted(&mut self.ebpf, sink);
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
         // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
@@ -356,6 +359,12 @@ impl ProbeSet {
     /// Posts and polls are not watched any longer.
     pub fn detach_verbs(&mut self) {
         verbs::VerbsProbes::detach(&mut self.ebpf);
+    }
+
+    /// Counts the calls of the marker function, which is entered at this offset of the file. `path` is opened as this
+    /// process sees it.
+    pub fn attach_marker(&mut self, path: &Path, offset: u64) -> Result<(), String> {
+        marker::attach(&mut self.ebpf, path, offset)
     }
 
     /// Calls seen so far, those that made no record among them. Calls that were never seen are left out.

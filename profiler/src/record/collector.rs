@@ -2,6 +2,7 @@
 
 mod coverage;
 mod gpu;
+mod marker;
 mod verbs;
 
 use profiler_common::Call;
@@ -10,6 +11,7 @@ use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
+use super::marker_watch::MarkerWatch;
 use super::progress::Totals;
 use super::python_looks::PythonLooks;
 use super::python_thread::PythonThread;
@@ -67,6 +69,7 @@ pub struct Collector {
     families: WaitFamilies,
     held: HeldWaits,
     verbs: VerbsWatch,
+    marker: Option<MarkerWatch>,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -106,6 +109,7 @@ impl Collector {
             environments: 0,
             families,
             held: HeldWaits::default(),
+            marker: None,
             pending: Vec::new(),
             finishing: false,
         }
@@ -209,6 +213,7 @@ impl Collector {
             Event::RdmaPost(..) | Event::RdmaCompletion(_) | Event::RdmaAnchor(_) | Event::RdmaImage(_) => {
                 self.verbs_event(&event);
             }
+            Event::Marker(calls) => self.marker_called(calls),
             Event::Stack(raw) => {
                 let (id, kernel) = (raw.id, raw.kernel);
                 if self.symbols.name(raw) && !kernel {
@@ -302,6 +307,7 @@ impl Collector {
         for (_, pid) in due {
             self.find_libraries(pid, probes);
             self.find_verbs(pid, probes);
+            self.find_marker(pid, probes);
         }
         self.check_verbs(now, probes);
     }

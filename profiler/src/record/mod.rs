@@ -8,6 +8,7 @@ pub mod families;
 mod gpu_thread;
 pub mod held_waits;
 mod host;
+mod marker_watch;
 pub mod options;
 pub mod progress;
 pub mod python_looks;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::topology::ChosenTopology;
+use crate::target::marker::MarkerName;
 
 /// Whom to watch.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct RecordOptions {
     pub verbs: Option<f64>,
     /// Whether the agent is loaded into CUDA processes, without which there are no GPU times.
     pub gpu: GpuTimes,
+    /// A function whose calls are counted.
+    pub marker: Option<MarkerName>,
     /// Racks, kept in the trace.
     pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.

@@ -15,6 +15,7 @@ use super::error::RecordError;
 use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
 use super::host;
+use super::marker_watch::MarkerWatch;
 use super::options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
 use super::python_thread::PythonThread;
@@ -68,6 +69,11 @@ pub fn record(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Re
 async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Recording, RecordError> {
     let root = ProcRoot::default();
     let (asked_for, held) = choose(&root, options)?;
+    let marker = options
+        .marker
+        .as_ref()
+        .map(|name| MarkerWatch::find(&root, name, &options.target, &asked_for, options.follow));
+    let marker = marker.transpose()?;
     // The file first: nothing of the target is touched when there is nowhere to write to.
     let (writer, staged) = Staged::create(&options.output)?;
     let mut signals = Signals::new()?;
@@ -96,6 +102,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, families);
     collector.watch_verbs(options.verbs);
     collector.watch_gpus(gpu);
+    collector.watch_marker(marker);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {
@@ -113,6 +120,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     }
     collector.look_at_sockets(true);
     watch(&mut probes, &root, &asked_for, options.follow)?;
+    collector.attach_marker(&mut probes);
     if let Err(error) = probes.snapshot() {
         log::warn!("{error}");
     }

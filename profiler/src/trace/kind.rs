@@ -91,4 +91,6 @@ kinds! {
     RdmaAnchor = 53,
     GpuName = 41,
     GpuActivities = 42,
+    MarkerFunction = 60,
+    MarkerCalls = 61,
 }

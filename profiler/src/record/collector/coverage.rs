@@ -2,6 +2,7 @@
 
 use super::{Collector, Python};
 use crate::probes::ProbeSet;
+use crate::record::marker_watch::MarkerWatch;
 use crate::trace::record::{Coverage, FamilyState, Loss, Record};
 
 /// Why a family is off that `--probes` leaves out.
@@ -60,6 +61,7 @@ impl Collector {
         });
         rows.extend(self.python.coverage());
         rows.extend(self.verbs.coverage());
+        rows.extend(self.marker.as_ref().map(MarkerWatch::coverage));
         rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
         for row in rows {
             self.write(Record::Coverage(row));
