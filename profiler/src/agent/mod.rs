@@ -7,6 +7,8 @@
 pub mod check;
 pub mod error;
 pub mod load;
+#[cfg(test)]
+mod needs;
 mod remote;
 pub mod ring;
 mod safe_point;
