@@ -7,7 +7,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use super::thread::Interval;
 use crate::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
+
+mod windows;
+
+pub use windows::Scale;
+use windows::Watch;
 
 /// `MLX5_CQE_REQ`, `MLX5_CQE_REQ_ERR`: a completion of a posted request, as against a receive.
 const REQUEST: u8 = 0;
@@ -52,6 +58,8 @@ pub struct Unit {
     pub class: Class,
     /// It was posted when nothing was outstanding.
     pub idle: bool,
+    /// Posted in a window before all outstanding requests were known: it counts for those behind it alone.
+    pub lead: bool,
 }
 
 /// One queue pair over the recording.
@@ -86,6 +94,12 @@ pub struct QueueTrack {
     /// Which entry posts go to became known, so that posts and completions could be brought together.
     pub anchored: bool,
     pub watch_ns: u64,
+    /// How counts and times stand for the whole time; `None` where it was watched without a gap.
+    pub scale: Option<Scale>,
+    /// Requests that were outstanding when a window ended, the last one of the recording aside.
+    pub cut: Vec<Interval>,
+    /// Parts of windows in which all outstanding requests were known; empty where it was watched without a gap.
+    pub known: Vec<Interval>,
 }
 
 /// A posted request that is not retired yet.
@@ -96,6 +110,7 @@ struct Pending {
     class: Class,
     signalled: bool,
     idle: bool,
+    lead: bool,
 }
 
 /// Requests of one call of `post_send`.
@@ -135,32 +150,53 @@ impl Rdma {
         }
         let pairs: HashMap<(u32, u32), &QueuePair> =
             self.queue_pairs.iter().map(|pair| ((pair.pid, pair.number), pair)).collect();
+        let mut watches: HashMap<u32, Watch> = HashMap::new();
+        let recording = Interval { start_ns, end_ns };
         let mut tracks = Vec::new();
         for ((pid, number), mut events) in queues {
             events.sort_by_key(|(time_ns, _)| *time_ns);
-            fill_in(&mut events);
-            let (from_ns, to_ns) = self.watch(pid, start_ns, end_ns);
-            let mut builder = Builder::new(pid, number, pairs.get(&(pid, number)).copied());
-            for (_, event) in events.iter().filter(|(time_ns, _)| (from_ns..=to_ns).contains(time_ns)) {
-                match event {
-                    Event::Post(post) => builder.post(post),
-                    Event::Completion(completion) => builder.completion(completion),
-                }
-            }
-            tracks.push(builder.finish(to_ns.saturating_sub(from_ns)));
+            let watch = watches.entry(pid).or_insert_with(|| Watch::of(&self.windows, pid, recording));
+            let track = empty_track(pid, number, pairs.get(&(pid, number)).copied());
+            tracks.push(follow(track, &mut events, watch, end_ns));
         }
         tracks
     }
+}
 
-    /// From when to when the process was watched.
-    fn watch(&self, pid: u32, start_ns: u64, end_ns: u64) -> (u64, u64) {
-        let mut windows = self.windows.iter().filter(|window| window.pid == pid);
-        let Some(first) = windows.next() else { return (start_ns, end_ns) };
-        // An end comes with a record of its own.
-        let closed = windows.chain([first]).map(|window| window.end_ns).max().unwrap_or(0);
-        let to_ns = if closed == 0 { end_ns } else { closed.min(end_ns) };
-        (first.start_ns.max(start_ns).min(to_ns), to_ns)
+fn empty_track(pid: u32, number: u32, pair: Option<&QueuePair>) -> QueueTrack {
+    let mut track = QueueTrack { pid, number, ..QueueTrack::default() };
+    if let Some(pair) = pair {
+        track.device.clone_from(&pair.device);
+        (track.port, track.qp_type) = (pair.port, pair.qp_type);
     }
+    track
+}
+
+/// Goes through what happened to one queue pair, window by window: nothing is known of what was between.
+fn follow(mut track: QueueTrack, events: &mut [(u64, Event<'_>)], watch: &Watch, end_ns: u64) -> QueueTrack {
+    let mut seen = Vec::new();
+    for window in &watch.windows {
+        let from = events.partition_point(|(time_ns, _)| *time_ns < window.start_ns);
+        let to = events.partition_point(|(time_ns, _)| *time_ns <= window.end_ns);
+        let events = events.get_mut(from..to).unwrap_or_default();
+        fill_in(events);
+        let posted = track.posted;
+        let mut builder = Builder::new(track, watch.is_sampled());
+        for (_, event) in events.iter() {
+            match event {
+                Event::Post(post) => builder.post(post),
+                Event::Completion(completion) => builder.completion(completion),
+            }
+        }
+        track = builder.finish(*window, window.end_ns >= end_ns);
+        seen.push((window.len(), track.posted.saturating_sub(posted)));
+    }
+    track.watch_ns = seen.iter().map(|one| one.0).fold(0, u64::saturating_add);
+    if watch.is_sampled() {
+        let known_ns = track.known.iter().map(|part| part.len()).fold(0, u64::saturating_add);
+        track.scale = Some(windows::scale(&seen, known_ns, watch.whole.len()));
+    }
+    track
 }
 
 /// Gives posts whose entry is not known the one that it must be: where as many requests as entries lie between two that
@@ -199,32 +235,41 @@ struct Builder {
     before: VecDeque<Pending>,
     /// Every request is signalled, whatever its flags say (`sq_sig_all`).
     all_signalled: bool,
+    /// This is one of several windows.
+    sampled: bool,
+    /// Since when everything that is outstanding is known, where that has to be seen first.
+    known_ns: Option<u64>,
+    /// Requests retired before this window.
+    completed_before: u64,
+    empty: bool,
 }
 
 impl Builder {
-    fn new(pid: u32, number: u32, pair: Option<&QueuePair>) -> Builder {
-        let mut track = QueueTrack { pid, number, ..QueueTrack::default() };
-        if let Some(pair) = pair {
-            track.device.clone_from(&pair.device);
-            (track.port, track.qp_type) = (pair.port, pair.qp_type);
-        }
+    fn new(track: QueueTrack, sampled: bool) -> Builder {
         Builder {
+            completed_before: track.completed,
             track,
             lists: VecDeque::new(),
             outstanding: 0,
             anchored: false,
             before: VecDeque::new(),
             all_signalled: false,
+            sampled,
+            known_ns: None,
+            empty: true,
         }
     }
 
     fn post(&mut self, post: &RdmaPost) {
+        self.empty = false;
+        let known = !self.sampled || self.known_ns.is_some();
         let pending = Pending {
             post_ns: post.time_ns,
             bytes: post.bytes,
             class: class_of(post.opcode),
             signalled: post.flags & SIGNALLED != 0,
-            idle: self.outstanding == 0,
+            idle: known && self.outstanding == 0,
+            lead: !known,
         };
         if let Some(counter) = post.counter {
             self.refuse(counter);
@@ -267,6 +312,7 @@ impl Builder {
     }
 
     fn completion(&mut self, completion: &RdmaCompletion) {
+        self.empty = false;
         if !self.anchored {
             return self.unanchored(completion);
         }
@@ -277,6 +323,11 @@ impl Builder {
                 let passed: Vec<Pending> = self.lists.drain(..index).flat_map(|list| list.requests).collect();
                 self.done(before + passed.len());
                 self.retire(completion, passed);
+                if self.sampled && self.known_ns.is_none() {
+                    // A request of this window is done, and so all from before it are.
+                    self.known_ns = Some(completion.time_ns);
+                    self.track.completed = self.completed_before;
+                }
             }
             None if self.is_earlier(completion.counter) => {
                 self.note_error(completion);
@@ -349,6 +400,7 @@ impl Builder {
                 requests: u32::try_from(done.len()).unwrap_or(u32::MAX),
                 class: done.iter().map(|request| request.class).max().unwrap_or_default(),
                 idle: first.idle,
+                lead: first.lead,
             });
         }
     }
@@ -383,10 +435,23 @@ impl Builder {
         failed
     }
 
-    fn finish(mut self, watch_ns: u64) -> QueueTrack {
+    fn finish(mut self, window: Interval, is_last: bool) -> QueueTrack {
         let waiting = self.lists.iter().flat_map(|list| &list.requests);
-        self.track.in_flight = self.before.iter().chain(waiting).map(|request| request.post_ns).collect();
-        self.track.watch_ns = watch_ns;
+        let outstanding = self.before.iter().chain(waiting).map(|request| request.post_ns);
+        if is_last {
+            self.track.in_flight = outstanding.collect();
+        } else {
+            let until = |start_ns| Interval { start_ns, end_ns: window.end_ns };
+            self.track.cut.extend(outstanding.map(until));
+        }
+        if self.sampled {
+            // Nothing happened: nothing was waited for, as far as is known.
+            let from_ns = if self.empty { Some(window.start_ns) } else { self.known_ns };
+            self.track.known.extend(from_ns.map(|start_ns| Interval { start_ns, end_ns: window.end_ns }));
+            if !self.empty && self.known_ns.is_none() {
+                self.track.completed = self.completed_before;
+            }
+        }
         self.track
     }
 }

@@ -311,7 +311,7 @@ impl ProbeSet {
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
-        self.detach_verbs();
+        verbs::VerbsProbes::detach(&mut self.ebpf);
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
         // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
@@ -337,14 +337,20 @@ impl ProbeSet {
         }
     }
 
-    /// Watches what the process posts and polls through these functions.
-    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions) -> Result<(), String> {
-        self.verbs.attach(&mut self.ebpf, pid, functions)
+    /// Watches what the process posts and polls through these functions; where `now` is false, from the next
+    /// [`ProbeSet::resume_verbs`] on.
+    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions, now: bool) -> Result<(), String> {
+        self.verbs.attach(&mut self.ebpf, pid, functions, now)
     }
 
-    /// Posts and polls are not watched any longer.
-    pub fn detach_verbs(&mut self) {
-        verbs::VerbsProbes::detach(&mut self.ebpf);
+    /// Posts and polls are not watched until [`ProbeSet::resume_verbs`].
+    pub fn pause_verbs(&mut self) {
+        self.verbs.pause(&mut self.ebpf);
+    }
+
+    /// Watches posts and polls again. Returns the processes for which that failed, and why; they are given up.
+    pub fn resume_verbs(&mut self) -> Vec<(u32, String)> {
+        self.verbs.resume(&mut self.ebpf)
     }
 
     /// Calls seen so far, those that made no record among them. Calls that were never seen are left out.

@@ -154,6 +154,7 @@ impl Collector {
                 break;
             }
         }
+        self.check_verbs(monotonic_ns(), probes);
     }
 
     /// Ends the probes' work at `end_ns`, now: what still waits is kept with its registers.
@@ -259,7 +260,7 @@ impl Collector {
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
-            self.verbs.leave(pid);
+            self.leave_verbs(pid);
             self.leave_gpu(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
@@ -294,7 +295,6 @@ impl Collector {
             self.find_libraries(pid, probes);
             self.find_verbs(pid, probes);
         }
-        self.check_verbs(now, probes);
     }
 
     /// The window is open: looks at Python stacks begin.
