@@ -209,9 +209,9 @@ fn window(start_ns: u64, end_ns: u64) -> RdmaWindow {
     RdmaWindow { pid: 1, start_ns, end_ns }
 }
 
-/// Three outstanding at any time, each 30 after its post, in two windows of 1000.
+/// Two or three outstanding at any time, each 25 after its post, seen in two windows.
 fn windowed() -> QueueTrack {
-    let all = |entry: u64| (1000 + 10 * entry, 1030 + 10 * entry, entry as u16);
+    let all = |entry: u64| (1000 + 10 * entry, 1025 + 10 * entry, entry as u16);
     let inside = |time_ns: &u64| (2000..=2100).contains(time_ns) || (4000..=4200).contains(time_ns);
     let (mut posts, mut completions) = (Vec::new(), Vec::new());
     for (post_ns, done_ns, entry) in (0..900).map(all) {
@@ -226,13 +226,13 @@ fn windowed() -> QueueTrack {
 #[test]
 fn in_windows_requests_count_once_all_that_is_outstanding_is_known() {
     let track = windowed();
-    assert!(track.units.iter().all(|unit| unit.done_ns - unit.post_ns == 30), "nothing is shifted");
-    // The first completion of a post of the window comes 30 after its beginning.
+    assert!(track.units.iter().all(|unit| unit.done_ns - unit.post_ns == 25), "nothing is shifted");
+    // The first completion of a post of the window comes 25 after its beginning.
     let leads: Vec<u64> = track.units.iter().filter(|unit| unit.lead).map(|unit| unit.post_ns).collect();
     assert_eq!(leads, [2000, 2010, 2020, 4000, 4010, 4020]);
     assert_eq!(
         track.known,
-        [(2030, 2100), (4030, 4200)].map(|(start_ns, end_ns)| Interval { start_ns, end_ns })
+        [(2025, 2100), (4025, 4200)].map(|(start_ns, end_ns)| Interval { start_ns, end_ns })
     );
     assert_eq!((track.posted, track.unmatched, track.in_flight.len()), (11 + 21, 0, 0));
     assert_eq!(track.completed, 7 + 17, "those behind the first");
@@ -246,7 +246,7 @@ fn what_windows_show_stands_for_the_whole_time() {
     let track = windowed();
     let scale = track.scale.unwrap();
     assert_eq!((scale.windows, track.watch_ns), (2, 300));
-    assert_eq!((scale.counts, scale.times), (8000.0 / 300.0, 8000.0 / 240.0));
+    assert_eq!((scale.counts, scale.times), (8000.0 / 300.0, 8000.0 / 250.0));
     assert!(scale.error.unwrap() < 0.1);
     let whole = Rdma { windows: vec![window(10, 0)], posts: vec![post(20, Some(1))], ..Rdma::default() };
     let whole = whole.tracks(0, 1000).remove(0);
