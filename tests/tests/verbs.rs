@@ -189,7 +189,7 @@ fn a_rate_that_costs_too_much_is_watched_in_windows() {
     require_root();
     let hca = SoftHca::new().service_ns(20_000);
     let mut program = hca.start(&["4x150000"]);
-    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "2%"]).start();
+    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "5%"]).start();
     let values = program.run();
     let trace = recording.finish();
     let report = trace.report();
@@ -208,9 +208,8 @@ fn a_rate_that_costs_too_much_is_watched_in_windows() {
     assert!(ns(&times["count"]) > 0 && ns(&times["count"]) <= seen, "{row:#}");
     assert!(ns(&times["min_ns"]) >= 20_000, "nothing is faster than the script: {times}");
     let longest = hca.times().iter().map(|one| one.after_poll - one.before_post).max().unwrap();
-    if values.get::<u64>("units") == values.get::<u64>("posted") {
-        assert!(ns(&times["max_ns"]) <= longest, "{times}: the program's longest took {longest} ns");
-    }
+    assert_eq!(values.get::<u64>("units"), values.get("posted"), "the program measured each of them");
+    assert!(ns(&times["max_ns"]) <= longest, "{times}: the program's longest took {longest} ns");
 }
 
 #[test]
