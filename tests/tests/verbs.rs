@@ -208,7 +208,7 @@ fn a_rate_that_costs_too_much_is_watched_in_windows() {
     assert!(ns(&times["count"]) > 0 && ns(&times["count"]) <= seen, "{row:#}");
     assert!(ns(&times["min_ns"]) >= 20_000, "nothing is faster than the script: {times}");
     let longest = hca.times().iter().map(|one| one.after_poll - one.before_post).max().unwrap();
-    assert_eq!(values.get::<u64>("units"), values.get("posted"), "the program measured each of them");
+    assert_eq!(values.get::<u64>("units"), values.get::<u64>("posted"), "the program measured each of them");
     assert!(ns(&times["max_ns"]) <= longest, "{times}: the program's longest took {longest} ns");
 }
 

@@ -1,3 +1,4 @@
+use super::builder::{FLUSHED, SIGNALLED};
 use super::*;
 
 const QP: u32 = 417;
