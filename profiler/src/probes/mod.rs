@@ -323,7 +323,7 @@ impl ProbeSet {
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
-        self.detach_verbs();
+        verbs::VerbsProbes::detach(&mut self.ebpf);
         marker::detach(&mut self.ebpf);
         marker::take_counted(&mut self.ebpf, sink);
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
@@ -351,14 +351,20 @@ impl ProbeSet {
         }
     }
 
-    /// Watches what the process posts and polls through these functions.
-    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions) -> Result<(), String> {
-        self.verbs.attach(&mut self.ebpf, pid, functions)
+    /// Watches what the process posts and polls through these functions; where `now` is false, from the next
+    /// [`ProbeSet::resume_verbs`] on.
+    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions, now: bool) -> Result<(), String> {
+        self.verbs.attach(&mut self.ebpf, pid, functions, now)
     }
 
-    /// Posts and polls are not watched any longer.
-    pub fn detach_verbs(&mut self) {
-        verbs::VerbsProbes::detach(&mut self.ebpf);
+    /// Posts and polls are not watched until [`ProbeSet::resume_verbs`].
+    pub fn pause_verbs(&mut self) {
+        self.verbs.pause(&mut self.ebpf);
+    }
+
+    /// Watches posts and polls again. Returns the processes for which that failed, and why; they are given up.
+    pub fn resume_verbs(&mut self) -> Vec<(u32, String)> {
+        self.verbs.resume(&mut self.ebpf)
     }
 
     /// Counts the calls of the marker function, which is entered at this offset of the file. `path` is opened as this

@@ -159,6 +159,7 @@ impl Collector {
                 break;
             }
         }
+        self.check_verbs(monotonic_ns(), probes);
     }
 
     /// Ends the probes' work at `end_ns`, now: what still waits is kept with its registers.
@@ -267,7 +268,7 @@ impl Collector {
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
-            self.verbs.leave(pid);
+            self.leave_verbs(pid);
             self.leave_gpu(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
@@ -309,7 +310,6 @@ impl Collector {
             self.find_verbs(pid, probes);
             self.find_marker(pid, probes);
         }
-        self.check_verbs(now, probes);
     }
 
     /// The window is open: looks at Python stacks begin.

@@ -20,6 +20,7 @@ pub mod socket_thread;
 mod staged;
 pub mod symbol_thread;
 mod topology;
+mod verbs_budget;
 mod verbs_watch;
 
 pub use error::RecordError;
