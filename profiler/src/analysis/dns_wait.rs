@@ -93,7 +93,7 @@ mod tests {
         trace.wait(Wait { user_stack: 3, ..of });
         let model = trace.model();
         let thread = &model.threads[0];
-        let portions = thread.waits.portions();
+        let portions = thread.waits.portions(model.portion_len);
         let (portion, _) = model.portion(thread, &portions[0]);
         api_of(&model, &portion.waits[0])
     }
