@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stallscope::random::Random;
 use stallscope_tests::cuda_job::{ALL_WAITS, CudaJob, gpu_coverage, has_agent, record_launches, wait_until};
-use stallscope_tests::{Program, Recorder, require_root};
+use stallscope_tests::{Program, Recorder, require_root, stallscope};
 
 /// Records for a moment; why there are no GPU times.
 fn reason(pid: u32) -> String {
@@ -16,6 +16,14 @@ fn reason(pid: u32) -> String {
     assert_eq!(state, "off", "{reason}");
     assert!(trace.stderr.contains(&reason), "it is said while recording too: {}", trace.stderr);
     reason
+}
+
+/// What `doctor` says of GPU times of the process.
+fn doctor(pid: u32) -> (String, String) {
+    let output = stallscope(&["doctor", "--format", "json", "--pid", &pid.to_string()]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = document["checks"].as_array().unwrap().iter().find(|row| row["name"] == "CUDA").unwrap().clone();
+    (row["state"].as_str().unwrap().to_owned(), row["detail"].as_str().unwrap().to_owned())
 }
 
 fn assert_unharmed(program: &mut Program) {
@@ -51,6 +59,9 @@ fn without_cupti_it_is_said_what_to_install() {
     require_root();
     let job = CudaJob::build();
     let mut program = job.start(&["poll", "nocupti"], &[]);
+    let (state, detail) = doctor(program.pid());
+    assert_eq!(state, "degraded");
+    assert!(detail.contains("nvidia-cuda-cupti"), "{detail}");
     let reason = reason(program.pid());
     assert!(reason.contains("no libcupti") && reason.contains("nvidia-cuda-cupti"), "{reason}");
     assert_unharmed(&mut program);
@@ -74,6 +85,9 @@ fn a_process_in_a_container_is_entered_with_its_own_files() {
     let job = CudaJob::build();
     let mut program = in_a_container(&job, "");
     let pid = program.children()[0];
+    let (state, detail) = doctor(pid);
+    assert_eq!(state, "ok", "{detail}");
+    assert!(detail.contains("libcupti"), "{detail}");
     for _ in 0..2 {
         let report = record_launches(&mut program, pid, &[]).report();
         assert_eq!(gpu_coverage(&report), ("on".to_owned(), String::new()));
