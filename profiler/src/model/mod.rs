@@ -18,6 +18,7 @@ pub mod fixture;
 mod gil;
 pub mod gpu;
 pub mod intern;
+pub mod place;
 pub mod python;
 pub mod queue;
 pub mod socket;
@@ -65,6 +66,8 @@ pub struct Model {
     pub names: intern::Interner,
     /// Verbs: queue pairs, posts, completions.
     pub rdma: queue::Rdma,
+    /// Where GPUs and adapters sit.
+    pub place: place::Place,
     /// What ran on GPUs.
     pub gpu: gpu::Gpu,
     /// The topology that the recording was given, as it stands in the trace.

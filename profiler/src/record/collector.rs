@@ -2,6 +2,7 @@
 
 mod coverage;
 mod gpu;
+mod place;
 mod verbs;
 
 use profiler_common::Call;
@@ -9,6 +10,7 @@ use profiler_common::Call;
 use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
+use super::place::PlaceWatch;
 use super::progress::Totals;
 use super::python_looks::PythonLooks;
 use super::python_thread::PythonThread;
@@ -20,6 +22,7 @@ use super::verbs_watch::VerbsWatch;
 use crate::probes::event::{Event, Registers};
 use crate::probes::{ProbeError, ProbeSet};
 use crate::symbols::Symbolizer;
+use crate::target::place::SysRoot;
 use crate::target::process::thread_time;
 use crate::target::resolver::ResolverLibrary;
 use crate::target::{ProcRoot, ResolverLibraries, TargetSet, environment, set::Change};
@@ -66,6 +69,7 @@ pub struct Collector {
     dns: bool,
     held: HeldWaits,
     verbs: VerbsWatch,
+    place: PlaceWatch,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -88,6 +92,7 @@ impl Collector {
             write_error: None,
             resolvers: ResolverLibraries::new(root.clone()),
             verbs: VerbsWatch::new(root.clone(), None),
+            place: PlaceWatch::new(root.clone(), SysRoot::default(), false),
             root,
             symbols,
             sockets,

@@ -8,6 +8,7 @@ pub mod gpu_thread;
 pub mod held_waits;
 mod host;
 pub mod options;
+mod place;
 pub mod progress;
 pub mod python_looks;
 pub mod python_thread;

@@ -92,6 +92,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
     collector.watch_verbs(options.verbs);
     collector.watch_gpus(gpu);
+    collector.watch_place(options.verbs.is_some() || options.gpu == GpuTimes::Wanted);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {
@@ -302,6 +303,7 @@ async fn watch_until(
                 collector.write_counts(probes);
                 collector.write_thread_times();
                 collector.refresh_verbs(probes);
+                collector.look_at_place();
                 collector.write_samples(probes);
             }
             _ = drain.tick() => collector.drain(probes),
@@ -331,6 +333,7 @@ fn finish(
         log::warn!("{error}");
     }
     collector.finish_verbs(end_ns);
+    collector.finish_place(end_ns);
     collector.write_samples(&probes);
     collector.housekeeping(&mut probes);
     collector.look_at_sockets(false);

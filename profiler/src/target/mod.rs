@@ -15,6 +15,7 @@ pub mod maps;
 pub mod netlink;
 pub mod netns;
 pub mod owners;
+pub mod place;
 pub mod process;
 pub mod resolv_conf;
 pub mod resolver;

@@ -91,4 +91,8 @@ kinds! {
     RdmaAnchor = 53,
     GpuName = 41,
     GpuActivities = 42,
+    PciDevice = 72,
+    RdmaPort = 73,
+    DeviceUse = 74,
+    ThreadPlace = 75,
 }

@@ -48,6 +48,10 @@ pub enum Record {
     CpuSamples(CpuSamples),
     GpuName(super::gpu::GpuName),
     GpuActivities(super::gpu::GpuActivities),
+    PciDevice(super::place::PciDevice),
+    RdmaPort(super::place::RdmaPort),
+    DeviceUse(super::place::DeviceUse),
+    ThreadPlace(super::place::ThreadPlace),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
