@@ -2,7 +2,6 @@
 //! `STALLSCOPE_BLESS=1 cargo test -p stallscope --test diff`, then read the diff.
 
 #[path = "diff_support/job.rs"]
-#[expect(dead_code, reason = "shared with the experiment of the bench")]
 mod job;
 
 mod golden;

@@ -6,11 +6,14 @@ mod golden;
 use std::path::{Path, PathBuf};
 
 use stallscope::analysis::{Analysis, AnalysisOptions, analyse_model};
+use stallscope::cli::load::load_analysis;
 use stallscope::model::Model;
 use stallscope::render::flame::write_svg;
 use stallscope::render::folded::write_folded;
+use stallscope::render::html::write_html;
+use stallscope::render::json::write_json;
 use stallscope::render::text::write_report;
-use stallscope::render::tree::FlameOptions;
+use stallscope::render::tree::{FlameOptions, View};
 use stallscope::trace::TraceReader;
 
 fn stored() -> Vec<PathBuf> {
@@ -72,5 +75,30 @@ fn folded_stacks_of_stored_traces_are_as_before_and_sum_to_the_stalled_time() {
 fn flame_graphs_of_stored_traces_are_as_before() {
     for path in stored() {
         view(&path, "svg", |analysis, out| write_svg(analysis, &FlameOptions::default(), out).unwrap());
+    }
+}
+
+/// The command line reads in blocks, on several threads, and adds up stalls that look the same.
+#[test]
+fn the_command_line_shows_the_same_as_an_analysis_stall_by_stall() {
+    let views = |analysis: &Analysis| {
+        let (mut text, mut json, mut html) = (Vec::new(), Vec::new(), Vec::new());
+        write_report(analysis, &mut text).unwrap();
+        write_json(&analysis.report, &mut json).unwrap();
+        write_html(analysis, &mut html).unwrap();
+        let mut views = vec![text, json, html];
+        for view in View::ALL {
+            let mut out = Vec::new();
+            write_svg(analysis, &FlameOptions { view, ..FlameOptions::default() }, &mut out).unwrap();
+            views.push(out);
+        }
+        views.into_iter().map(|view| String::from_utf8(view).unwrap()).collect::<Vec<_>>()
+    };
+    for path in stored() {
+        let (one_by_one, added_up) = (analysed(&path), load_analysis(&path, None).unwrap());
+        assert!(added_up.stalls.is_empty() && added_up.merged.len() <= one_by_one.stalls.len());
+        for (expected, actual) in views(&one_by_one).iter().zip(views(&added_up)) {
+            assert!(*expected == actual, "{}", path.display());
+        }
     }
 }

@@ -9,20 +9,21 @@ use profiler_common::Call;
 
 use super::classify::is_still_under_way;
 use super::context::peer_name;
-use super::partition::{Piece, ThreadPartition};
+use super::partition::Piece;
 use super::report::{ConnectRow, Distribution};
 use crate::model::Model;
-use crate::model::cause::Cause;
 use crate::model::intern::NameId;
+use crate::model::packed::Portion;
 use crate::model::socket::{SocketInfo, Transport, known_peer, plain_address, state, transport};
 use crate::model::thread::{Interval, ThreadTrack};
 use crate::model::wait::WaitSpan;
+use crate::parallel::in_order;
 use crate::trace::record::{Ends, Handshake};
 
 /// Attempts of one thread to one peer that are looked through for the one that a wait belongs to.
 const LOOK_BACK: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
     Ok,
     /// Closed by the program before there was an answer.
@@ -82,8 +83,14 @@ enum Key {
     Thread(u32, u32, NameId),
 }
 
+/// Whether a connection attempt may be what is waited for.
+fn is_about_attempts(model: &Model, wait: &WaitSpan) -> bool {
+    wait.call == Call::Connect
+        || model.sets.get(wait.set).iter().any(|awaited| awaited.state == state::SYN_SENT)
+}
+
 /// Peer, result, pid and tid.
-type RowKey = (NameId, Outcome, u32, u32);
+pub type RowKey = (NameId, Outcome, u32, u32);
 
 /// All attempts in the window, each once.
 #[derive(Debug, Default)]
@@ -101,11 +108,17 @@ impl Connects {
                 connects.add(attempt);
             }
         }
-        for track in &model.threads {
-            for wait in &track.waits {
-                connects.join_wait(model, track, wait);
+        let portions = model.portions().into_iter().filter(|(_, portion)| portion.connects);
+        let about_attempts = |(thread, portion): (usize, Portion)| {
+            let (mut track, _) = model.portion(model.threads.get(thread)?, &portion);
+            track.waits.retain(|wait| is_about_attempts(model, wait));
+            Some(track)
+        };
+        in_order(portions, about_attempts, |track| {
+            if let Some(track) = &track {
+                track.waits.iter().for_each(|wait| connects.join_wait(model, track, wait));
             }
-        }
+        });
         connects.complete_own_addresses(model);
         connects
     }
@@ -192,7 +205,8 @@ impl Connects {
 
     /// Rows by peer, result and thread, the largest first. A thread that waited for an attempt of another
     /// thread has a row with a count of 0, so that the rows add up to `tcp.connect`.
-    pub fn rows(&self, model: &Model, partitions: &[ThreadPartition]) -> Vec<ConnectRow> {
+    /// `stalled` is the stalled time of each row.
+    pub fn rows(&self, model: &Model, stalled: &BTreeMap<RowKey, u64>) -> Vec<ConnectRow> {
         let mut rows: BTreeMap<RowKey, (ConnectRow, Vec<u64>)> = BTreeMap::new();
         let mut spans: BTreeMap<RowKey, Interval> = BTreeMap::new();
         for attempt in &self.attempts {
@@ -213,12 +227,8 @@ impl Connects {
                 };
             }
         }
-        for (track, partition) in model.threads.iter().zip(partitions) {
-            for piece in partition.pieces.iter().filter(|piece| piece.cause == Cause::TcpConnect) {
-                let key = (piece.peer, self.outcome(model, track, piece), track.pid, track.tid);
-                let (row, _) = rows.entry(key).or_default();
-                row.stalled_ns = row.stalled_ns.saturating_add(piece.weight_ns);
-            }
+        for (key, stalled_ns) in stalled {
+            rows.entry(*key).or_default().0.stalled_ns = *stalled_ns;
         }
         let mut rows: Vec<ConnectRow> = rows.into_iter().map(|(key, row)| finish(model, key, row)).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.stalled_ns));

@@ -1,8 +1,8 @@
 //! What else happened on a socket while a thread waited for it: handshakes, retransmissions, queries.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::intern::NameId;
 use crate::model::socket::{SocketInfo, known_peer, plain_address};
@@ -18,13 +18,13 @@ const FIRST_TIMEOUT_NS: u64 = 1_000_000_000;
 pub struct Context<'m> {
     pub model: &'m Model,
     /// Times, sorted, by socket inode.
-    retransmits: HashMap<u64, Vec<u64>>,
+    retransmits: FastMap<u64, Vec<u64>>,
     /// The same by the two ends, for sockets without an inode (closed by the program, data still going out).
-    retransmits_by_ends: HashMap<(SocketAddr, SocketAddr), Vec<u64>>,
+    retransmits_by_ends: FastMap<(SocketAddr, SocketAddr), Vec<u64>>,
     /// Indices into `Model::handshakes` by socket inode, by start.
-    handshakes: HashMap<u64, Vec<u32>>,
+    handshakes: FastMap<u64, Vec<u32>>,
     /// Times and servers of DNS messages sent, by socket inode.
-    queries: HashMap<u64, Vec<(u64, NameId)>>,
+    queries: FastMap<u64, Vec<(u64, NameId)>>,
 }
 
 /// The part of a handshake that concerns a wait on its socket.
@@ -39,10 +39,10 @@ impl<'m> Context<'m> {
     pub fn new(model: &'m Model) -> Context<'m> {
         let mut context = Context {
             model,
-            retransmits: HashMap::new(),
-            retransmits_by_ends: HashMap::new(),
-            handshakes: HashMap::new(),
-            queries: HashMap::new(),
+            retransmits: FastMap::default(),
+            retransmits_by_ends: FastMap::default(),
+            handshakes: FastMap::default(),
+            queries: FastMap::default(),
         };
         context.index_retransmits();
         for (index, handshake) in (0..).zip(&model.handshakes) {
@@ -75,7 +75,9 @@ impl<'m> Context<'m> {
     pub fn loss(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<Interval> {
         let by_ino = self.retransmits.get(&socket.ino).filter(|_| socket.ino != 0);
         let by_ends = match (socket.local, socket.peer) {
-            (Some(local), Some(peer)) => self.retransmits_by_ends.get(&(local, peer)),
+            (Some(local), Some(peer)) if !self.retransmits_by_ends.is_empty() => {
+                self.retransmits_by_ends.get(&(local, peer))
+            }
             _ => None,
         };
         let within = |times: &Vec<u64>| {

@@ -142,6 +142,11 @@ impl<'a> Collector<'a> {
         }
     }
 
+    /// Whether any two of the processes are connected with each other.
+    pub fn is_needed(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
     /// Takes in what one thread waited for, in portions or at once, by start.
     pub fn take(&mut self, model: &Model, track: &ThreadTrack, pieces: &[Piece]) {
         if self.ends.is_empty() {
@@ -249,8 +254,11 @@ mod tests {
         let ends = FarEnds::new(&model);
         let context = Context::new(&model);
         let mut collector = Collector::new(&ends, model.whole());
-        for track in &model.threads {
-            collector.take(&model, track, &partition(&context, track).pieces);
+        for thread in &model.threads {
+            for portion in thread.waits.portions() {
+                let (track, _) = model.portion(thread, &portion);
+                collector.take(&model, &track, &partition(&context, &track).pieces);
+            }
         }
         collector.finish()
     }

@@ -3,9 +3,10 @@
 use std::collections::{BTreeSet, HashMap};
 
 use self::context::Context;
-use self::partition::ThreadPartition;
 use self::report::{Report, SCHEMA, TraceState};
 use crate::model::Model;
+use crate::model::build::add_duplicates;
+use crate::model::packed::PackedWaits;
 use crate::model::topology::Topology;
 use crate::trace::record::Record;
 
@@ -31,6 +32,7 @@ pub mod socket_queues;
 pub mod sockets;
 pub mod stall;
 pub mod stalls;
+pub mod sums;
 pub mod thread_rows;
 
 /// Loss of a topology that the trace has and that cannot be read.
@@ -42,7 +44,13 @@ pub struct AnalysisOptions {
     /// Counts above the one in the trace. Without any, racks and relations beyond the same host are unknown.
     pub topology: Option<Topology>,
     pub thresholds: findings::Thresholds,
+    /// Adds up stalls that no view by stacks tells apart, so that [`Analysis::merged`] has them in place of
+    /// [`Analysis::stalls`]: a recording has few kinds of stalls and millions of them.
+    pub merge_stalls: bool,
 }
+
+/// Is told how much of the waits was analysed, and of how much.
+pub type OnProgress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Everything that a view needs.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +58,9 @@ pub struct Analysis {
     pub report: report::Report,
     /// Exclusive stalled intervals of all threads, ordered by thread and start.
     pub stalls: Vec<stall::Stall>,
+    /// The same added up, where that was asked for: the longest of each kind, with the weight of all of them, and how
+    /// many they are. Ordered by thread and start of the longest.
+    pub merged: Vec<(stall::Stall, u64)>,
     /// Stacks by id, for `stalls`.
     pub stacks: HashMap<u64, crate::trace::record::Stack>,
     /// Process names by pid.
@@ -64,6 +75,16 @@ pub struct Analysis {
     pub places: places::Places,
 }
 
+impl Analysis {
+    /// All stalls, one by one or added up, and how many each stands for.
+    pub fn stall_sums(&self) -> impl Iterator<Item = (&stall::Stall, u64)> {
+        self.stalls
+            .iter()
+            .map(|stall| (stall, 1))
+            .chain(self.merged.iter().map(|(stall, count)| (stall, *count)))
+    }
+}
+
 /// Analyses a trace. `state` is what the reader said of the file.
 pub fn analyse(
     records: impl Iterator<Item = Record>,
@@ -74,22 +95,42 @@ pub fn analyse(
 }
 
 /// Analyses what a trace says.
-pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOptions) -> Analysis {
+pub fn analyse_model(model: Model, state: TraceState, options: &AnalysisOptions) -> Analysis {
+    analyse_with(model, state, options, &|_, _| ())
+}
+
+/// The same, and tells how far it is.
+pub fn analyse_with(
+    mut model: Model,
+    state: TraceState,
+    options: &AnalysisOptions,
+    progress: OnProgress<'_>,
+) -> Analysis {
     let topology = options.topology.clone().or_else(|| stored_topology(&mut model));
     let places = places::Places::new(&model, topology);
-    let context = Context::new(&model);
-    let partitions: Vec<ThreadPartition> =
-        model.threads.iter().map(|track| partition::partition(&context, track)).collect();
     let connects = connects::Connects::new(&model);
-    let dns_waits = stalls::dns_waits(&model, &partitions);
+    let far_ends = far_end::FarEnds::new(&model);
+    let mut late = late::Collector::new(&far_ends, model.whole());
+    // Stalls are set beside counters that moved meanwhile: that needs each with its times.
+    let merge_stalls = options.merge_stalls && !findings::needs_stalls(&model.rdma.counters);
+    let pass = sums::Pass {
+        model: &model,
+        context: &Context::new(&model),
+        connects: &connects,
+        each: !merge_stalls,
+    };
+    let mut sums = pass.sum_up(&mut late, progress);
+    // What they were packed into is not needed any more.
+    model.threads.iter_mut().for_each(|thread| thread.waits = PackedWaits::default());
+    add_duplicates(&mut model, sums.duplicates);
 
-    let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &dns_waits, model.window);
+    let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &sums.dns_waits, model.window);
     // A hundred thousand names take hundreds of megabytes; what they were made of is not needed any more.
-    drop(dns_waits);
+    sums.dns_waits = Vec::new();
     (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
 
     let queues = queues::Queues::new(&model);
-    let threads = thread_rows::thread_rows(&model, &partitions);
+    let threads = thread_rows::thread_rows(&model, &sums.partitions);
     let mut report = Report {
         schema: SCHEMA.to_owned(),
         trace: state,
@@ -98,12 +139,12 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
         environment: sections::environment(&model),
         coverage: sections::coverage(&model),
         totals: thread_rows::totals(&threads),
-        causes: thread_rows::cause_rows(&model, &partitions, &threads),
-        stalls: thread_rows::stall_rows(&model, &partitions),
+        causes: thread_rows::cause_rows(std::mem::take(&mut sums.causes), &threads),
+        stalls: std::mem::take(&mut sums.rows),
         threads,
         dns: dns.rows.clone(),
-        connects: connects.rows(&model, &partitions),
-        sockets: sockets::socket_rows(&model, &partitions),
+        connects: connects.rows(&model, &sums.connects),
+        sockets: std::mem::take(&mut sums.sockets),
         hops: hops::hop_rows(&model, &places),
         queues: queues.rows(),
         counters: queues::counters::rows(&model.rdma.counters),
@@ -116,43 +157,48 @@ pub fn analyse_model(mut model: Model, state: TraceState, options: &AnalysisOpti
     report.coverage.unmatched_completions = queues.unmatched;
     report.causes.extend(gpu::cause_rows(&model));
     report.coverage.probes.extend(places.gaps(&report.hops));
-    let stalls = stalls::stalls(&model, &partitions, &connects, std::mem::take(&mut dns.labels));
-
-    report.coverage.python = sections::python(&model, &stalls);
-
-    let far_ends = far_end::FarEnds::new(&model);
-    let mut late = late::Collector::new(&far_ends, model.whole());
-    for (track, partition) in model.threads.iter().zip(&partitions) {
-        late.take(&model, track, &partition.pieces);
+    let mut analysis = Analysis::default();
+    let stalls = sums.take_stalls(&model, std::mem::take(&mut dns.labels));
+    if merge_stalls {
+        analysis.merged = stalls.collect();
+    } else {
+        analysis.stalls = stalls.map(|(stall, _)| stall).collect();
     }
+    report.coverage.python = sections::python(&model, analysis.stall_sums());
+
     let late = late.finish();
     let surroundings = findings::Surroundings {
         environment: &model.environment,
         far_ends: &far_ends,
         late: &late,
-        python: &python_processes(&model, &stalls),
+        python: &python_processes(&model, &analysis),
         socket_queues: &socket_queues::SocketQueues::new(&model),
         places: &places,
         queues: &queues.queues,
+        place: &model.place,
+        counters: &model.rdma.counters,
+        stalls: &analysis.stalls,
+        window_start_ns: model.window.start_ns,
     };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 
     Analysis {
         report,
-        stalls,
         processes: model.processes.iter().map(|(pid, process)| (*pid, process.comm.clone())).collect(),
         stacks: model.stacks,
         gpu: model.gpu,
         threads: model.thread_names,
         queues,
         places,
+        ..analysis
     }
 }
 
 /// Processes with stacks that lead through the interpreter.
-fn python_processes(model: &Model, stalls: &[stall::Stall]) -> BTreeSet<u32> {
+fn python_processes(model: &Model, analysis: &Analysis) -> BTreeSet<u32> {
     let runs = |stack: &u64| model.python.with.contains(stack) || model.python.without.contains(stack);
-    stalls.iter().filter(|stall| runs(&stall.user_stack)).map(|stall| stall.pid).collect()
+    let stalls = analysis.stall_sums().map(|(stall, _)| stall);
+    stalls.filter(|stall| runs(&stall.user_stack)).map(|stall| stall.pid).collect()
 }
 
 /// The topology in the trace. One that cannot be read is damage, and counted as such.

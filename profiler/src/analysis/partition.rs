@@ -60,7 +60,7 @@ fn call_in(track: &ThreadTrack, wait: &WaitSpan) -> Interval {
 pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
     let mut result = ThreadPartition::default();
     let mut slots = Vec::new();
-    let spins = track.waits.iter().any(|wait| wait.flags.nonblocking);
+    let spins = track.spins;
     let mut taken = spin::Taken::default();
     innermost(track, |index, wait, span| {
         let verdict = classify(context, wait, &mut slots);

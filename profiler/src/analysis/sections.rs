@@ -92,21 +92,21 @@ fn places_without_a_name(model: &Model) -> u64 {
 }
 
 /// How many stalls have Python functions; `None` where no stall has anything to do with Python.
-pub fn python(model: &Model, stalls: &[Stall]) -> Option<PythonCoverage> {
+pub fn python<'s>(model: &Model, stalls: impl Iterator<Item = (&'s Stall, u64)>) -> Option<PythonCoverage> {
     let mut coverage = PythonCoverage::default();
-    let add = |sum: &mut StallSum, stall: &Stall| {
-        sum.count += 1;
+    let add = |sum: &mut StallSum, stall: &Stall, count: u64| {
+        sum.count += count;
         sum.stalled_ns = sum.stalled_ns.saturating_add(stall.weight_ns);
     };
-    for stall in stalls.iter().filter(|stall| stall.user_stack != 0) {
+    for (stall, count) in stalls.filter(|(stall, _)| stall.user_stack != 0) {
         let stack = &stall.user_stack;
         if model.python.with.contains(stack) {
-            add(&mut coverage.with, stall);
+            add(&mut coverage.with, stall, count);
         } else if model.python.without.contains(stack) {
-            add(&mut coverage.without, stall);
+            add(&mut coverage.without, stall, count);
         }
         if model.python.unmatched.contains(stack) {
-            add(&mut coverage.unmatched, stall);
+            add(&mut coverage.unmatched, stall, count);
         }
     }
     (coverage != PythonCoverage::default()).then_some(coverage)

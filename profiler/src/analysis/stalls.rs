@@ -1,24 +1,119 @@
-//! Turns the pieces of all threads into stalls with names, and those on a resolver into DNS waits.
+//! What tells stalls apart, and what the lookups need of those on a resolver.
 
-use super::connects::Connects;
+use std::hash::{Hash, Hasher};
+
+use profiler_common::{Api, Call};
+
+use super::connects::{Connects, Outcome};
 use super::dns_wait::{DnsWait, WaitId};
-use super::partition::{Piece, ThreadPartition};
-use super::stall::Stall;
+use super::partition::Piece;
 use crate::model::Model;
 use crate::model::cause::Cause;
+use crate::model::intern::NameId;
 use crate::model::socket::Transport;
 use crate::model::thread::ThreadTrack;
 use crate::model::wait::{Interest, WaitSpan};
 
-/// Waits on a resolver by thread and start: the order in which [`stalls`] takes their labels.
-pub fn dns_waits(model: &Model, partitions: &[ThreadPartition]) -> Vec<DnsWait> {
-    let mut waits = Vec::new();
-    each(model, partitions, |thread, track, wait, piece| {
-        if piece.cause == Cause::DnsResolve {
-            waits.push(dns_wait(model, thread, track, wait, piece));
+/// What is told behind cause and peer, before it is put into words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Detail {
+    None,
+    /// What was looked up.
+    Lookup,
+    Connect(Outcome),
+    /// Of segments that were lost: in which direction.
+    Send,
+    Recv,
+    /// The interpreter lock of CPython.
+    Gil,
+    /// The thread that has the lock.
+    HeldBy(u32),
+}
+
+/// Everything of a stall that a view by stacks can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StallKey {
+    pub pid: u32,
+    pub tid: u32,
+    pub cause: Cause,
+    pub peer: NameId,
+    pub detail: Detail,
+    pub in_flight: bool,
+    pub began_earlier: bool,
+    pub user_stack: u64,
+    pub kernel_stack: u64,
+    pub api: Api,
+    pub call: Call,
+}
+
+impl Hash for StallKey {
+    /// What nearly always tells stalls of one thread apart, so that the millions of them are sorted out in little time.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.user_stack);
+        let flags = u64::from(self.in_flight) << 1 | u64::from(self.began_earlier);
+        state.write_u64(
+            u64::from(self.peer.0) << 32 | (self.cause as u64) << 16 | (self.call as u64) << 2 | flags,
+        );
+    }
+}
+
+/// What is told behind the stall's cause and peer.
+pub(super) fn detail(
+    model: &Model,
+    connects: &Connects,
+    track: &ThreadTrack,
+    wait: &WaitSpan,
+    piece: &Piece,
+) -> Detail {
+    match piece.cause {
+        Cause::DnsResolve => Detail::Lookup,
+        Cause::TcpConnect => Detail::Connect(connects.outcome(model, track, piece)),
+        Cause::TcpRetransmit if piece.interest == Interest::Write => Detail::Send,
+        Cause::TcpRetransmit => Detail::Recv,
+        Cause::Lock if model.python.gil.contains(&wait.user_stack) => Detail::Gil,
+        Cause::Lock => Detail::HeldBy(wait.owner),
+        _ => Detail::None,
+    }
+}
+
+/// What tells this stall from others.
+pub(super) fn key(
+    model: &Model,
+    connects: &Connects,
+    track: &ThreadTrack,
+    wait: &WaitSpan,
+    piece: &Piece,
+) -> StallKey {
+    StallKey {
+        pid: track.pid,
+        tid: track.tid,
+        cause: piece.cause,
+        peer: piece.peer,
+        detail: detail(model, connects, track, wait, piece),
+        in_flight: model.is_in_flight(track, wait, piece.span),
+        began_earlier: model.began_earlier(track, wait, piece.span),
+        user_stack: wait.user_stack,
+        kernel_stack: wait.kernel_stack,
+        api: wait.api,
+        call: wait.call,
+    }
+}
+
+impl Detail {
+    /// In words; empty for what was looked up, which is told elsewhere.
+    pub(super) fn text(self, model: &Model) -> String {
+        match self {
+            Detail::None | Detail::Lookup => String::new(),
+            Detail::Connect(outcome) => outcome.detail(),
+            Detail::Send => "send".to_owned(),
+            Detail::Recv => "recv".to_owned(),
+            Detail::Gil => "GIL".to_owned(),
+            Detail::HeldBy(tid) => match model.thread_names.get(&tid) {
+                Some(name) => format!("held by {name}"),
+                None => format!("held by thread {tid}"),
+            },
         }
-    });
-    waits
+    }
 }
 
 pub(super) fn dns_wait(
@@ -30,7 +125,7 @@ pub(super) fn dns_wait(
 ) -> DnsWait {
     let info = model.sockets.get(piece.socket);
     DnsWait {
-        wait: WaitId { thread, index: piece.wait },
+        wait: WaitId { thread, index: track.first.saturating_add(piece.wait) },
         pid: track.pid,
         tid: track.tid,
         start_ns: piece.span.start_ns,
@@ -49,70 +144,10 @@ pub(super) fn dns_wait(
     }
 }
 
-/// All stalls by thread and start. `dns_labels` are what the lookups say of each DNS wait, in the order of
-/// [`dns_waits`]; a missing one is empty.
-pub fn stalls(
-    model: &Model,
-    partitions: &[ThreadPartition],
-    connects: &Connects,
-    dns_labels: Vec<String>,
-) -> Vec<Stall> {
-    let mut labels = dns_labels.into_iter();
-    let mut stalls = Vec::with_capacity(partitions.iter().map(|partition| partition.pieces.len()).sum());
-    each(model, partitions, |_, track, wait, piece| {
-        let detail = match piece.cause {
-            Cause::DnsResolve => labels.next().unwrap_or_default(),
-            Cause::TcpConnect => connects.outcome(model, track, piece).detail(),
-            Cause::TcpRetransmit if piece.interest == Interest::Write => "send".to_owned(),
-            Cause::TcpRetransmit => "recv".to_owned(),
-            Cause::Lock if model.python.gil.contains(&wait.user_stack) => "GIL".to_owned(),
-            Cause::Lock => match model.thread_names.get(&wait.owner) {
-                Some(name) => format!("held by {name}"),
-                None => format!("held by thread {}", wait.owner),
-            },
-            _ => String::new(),
-        };
-        stalls.push(Stall {
-            pid: track.pid,
-            tid: track.tid,
-            cause: piece.cause,
-            peer: model.names.name(piece.peer).to_owned(),
-            detail,
-            start_ns: piece.span.start_ns,
-            end_ns: piece.span.end_ns,
-            weight_ns: piece.weight_ns,
-            in_flight: model.is_in_flight(track, wait, piece.span),
-            began_earlier: model.began_earlier(track, wait, piece.span),
-            user_stack: wait.user_stack,
-            kernel_stack: wait.kernel_stack,
-            api: wait.api.symbol(),
-            call: wait.call.name(),
-        });
-    });
-    stalls
-}
-
-fn each<'m>(
-    model: &'m Model,
-    partitions: &'m [ThreadPartition],
-    mut visit: impl FnMut(u32, &'m ThreadTrack, &'m WaitSpan, &'m Piece),
-) {
-    for ((thread, track), partition) in (0..).zip(&model.threads).zip(partitions) {
-        for piece in &partition.pieces {
-            if let Some(wait) = track.waits.get(piece.wait as usize) {
-                visit(thread, track, wait, piece);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use profiler_common::{Api, Call};
-
     use super::*;
-    use crate::analysis::context::Context;
-    use crate::analysis::partition::partition;
+    use crate::analysis::sums::sums_of;
     use crate::model::fixture::{Trace, in_flight, readable, tcp, udp, unix, wait};
     use crate::trace::record::Wait;
 
@@ -137,9 +172,7 @@ mod tests {
     #[test]
     fn every_share_of_a_resolver_wait_is_told() {
         let model = trace().model();
-        let context = Context::new(&model);
-        let parts: Vec<_> = model.threads.iter().map(|track| partition(&context, track)).collect();
-        let waits = dns_waits(&model, &parts);
+        let waits = sums_of(&model).dns_waits;
         assert_eq!(waits.len(), 3);
 
         let service = &waits[0];
@@ -161,10 +194,9 @@ mod tests {
     #[test]
     fn labels_go_to_the_resolver_stalls_in_their_order() {
         let model = trace().model();
-        let context = Context::new(&model);
-        let parts: Vec<_> = model.threads.iter().map(|track| partition(&context, track)).collect();
+        let mut sums = sums_of(&model);
         let labels = vec!["a no answer".to_owned(), "b NXDOMAIN".to_owned()];
-        let stalls = stalls(&model, &parts, &Connects::new(&model), labels);
+        let stalls: Vec<_> = sums.take_stalls(&model, labels).map(|(stall, _)| stall).collect();
         let told: Vec<(u32, Cause, &str)> =
             stalls.iter().map(|stall| (stall.tid, stall.cause, stall.detail.as_str())).collect();
         assert_eq!(

@@ -1,12 +1,16 @@
 //! The tables of threads and causes, and the totals.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 use super::on_cpu;
 use super::partition::{Piece, ThreadPartition, clipped};
 use super::report::{CauseRow, Distribution, Domain, StallRow, ThreadRow, Totals};
+use super::sockets;
+use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::cause::Cause;
+use crate::model::intern::NameId;
 use crate::model::thread::ThreadTrack;
 use crate::model::wait::{Awaited, WaitSpan};
 
@@ -19,7 +23,7 @@ pub fn thread_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<ThreadR
         .threads
         .iter()
         .zip(partitions)
-        .map(|(track, partition)| thread_row(model, track, partition))
+        .map(|(thread, partition)| thread_row(model, &thread.track, partition))
         .collect()
 }
 
@@ -99,29 +103,100 @@ impl Longest {
     }
 }
 
+impl Tally {
+    /// Adds a wait with its pieces.
+    fn add<K>(
+        &mut self,
+        model: &Model,
+        track: &ThreadTrack,
+        wait: &WaitSpan,
+        pieces: &[(u32, K, &Piece)],
+        is_whole: bool,
+    ) {
+        self.polls = self.polls.saturating_add(u64::from(wait.polls));
+        for (_, _, piece) in pieces {
+            self.stalled_ns = self.stalled_ns.saturating_add(piece.weight_ns);
+        }
+        if is_whole {
+            self.waits += 1;
+            self.durations.push(clipped(track, wait).len());
+            self.longest.take(Longest::of(model, track, wait));
+            let in_flight = pieces.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
+            self.in_flight += u64::from(in_flight);
+        }
+    }
+
+    fn append_ref(&mut self, other: &Tally) {
+        self.append(Tally { durations: Vec::new(), ..*other });
+        self.durations.extend_from_slice(&other.durations);
+    }
+
+    /// Adds what was tallied of other waits.
+    pub fn append(&mut self, mut other: Tally) {
+        self.waits += other.waits;
+        self.stalled_ns = self.stalled_ns.saturating_add(other.stalled_ns);
+        self.in_flight += other.in_flight;
+        self.polls = self.polls.saturating_add(other.polls);
+        self.durations.append(&mut other.durations);
+        self.longest.take(other.longest);
+    }
+}
+
 /// Adds the stalls of one thread up by `key` (`None`: not in this table). A wait counts once for each key
 /// that has a part of it, with its whole duration.
-pub fn tally<K: Ord + Copy>(
+pub(super) fn tally<K: Ord + Copy + Hash>(
     model: &Model,
     track: &ThreadTrack,
     pieces: &[Piece],
     key: impl Fn(&Piece) -> Option<K>,
-    into: &mut BTreeMap<K, Tally>,
+    into: &mut FastMap<K, Tally>,
 ) {
     for_each_wait(model, track, pieces, key, |key, wait, pieces, is_whole| {
-        let tally = into.entry(key).or_default();
-        tally.polls = tally.polls.saturating_add(u64::from(wait.polls));
-        for (_, _, piece) in pieces {
-            tally.stalled_ns = tally.stalled_ns.saturating_add(piece.weight_ns);
-        }
-        if is_whole {
-            tally.waits += 1;
-            tally.durations.push(clipped(track, wait).len());
-            tally.longest.take(Longest::of(model, track, wait));
-            let in_flight = pieces.iter().any(|(_, _, piece)| model.is_in_flight(track, wait, piece.span));
-            tally.in_flight += u64::from(in_flight);
-        }
+        into.entry(key).or_default().add(model, track, wait, pieces, is_whole);
     });
+}
+
+/// The tallies of all tables.
+#[derive(Debug, Default)]
+pub(super) struct Tallies {
+    pub causes: FastMap<Cause, Tally>,
+    /// By peer and whether it is sent to.
+    pub sockets: FastMap<(NameId, bool), Tally>,
+    /// Without durations.
+    pub stalls: FastMap<(Cause, NameId), Tally>,
+}
+
+impl Tallies {
+    /// Adds the stalls of one thread up by all keys. Nearly all waits have one piece alone, which is then looked up once.
+    pub(super) fn of(model: &Model, track: &ThreadTrack, pieces: &[Piece]) -> Tallies {
+        let mut tallies = Tallies::default();
+        let mut single: FastMap<(Cause, NameId, Option<bool>), Tally> = FastMap::default();
+        let mut by_wait: Vec<(u32, &Piece)> = pieces.iter().map(|piece| (piece.wait, piece)).collect();
+        by_wait.sort_by_key(|(wait, _)| *wait);
+        for group in by_wait.chunk_by(|a, b| a.0 == b.0) {
+            let &[(index, piece)] = group else {
+                let group: Vec<Piece> = group.iter().map(|(_, piece)| **piece).collect();
+                tally(model, track, &group, |piece| Some(piece.cause), &mut tallies.causes);
+                tally(model, track, &group, sockets::key, &mut tallies.sockets);
+                tally(model, track, &group, |piece| Some((piece.cause, piece.peer)), &mut tallies.stalls);
+                continue;
+            };
+            let Some(wait) = track.waits.get(index as usize) else { continue };
+            let writes = sockets::key(piece).map(|(_, writes)| writes);
+            let is_whole = !is_part_of_a_call(model, track, index, piece.span.len());
+            let tally = single.entry((piece.cause, piece.peer, writes)).or_default();
+            tally.add(model, track, wait, &[(index, (), piece)], is_whole);
+        }
+        for ((cause, peer, writes), tally) in single {
+            tallies.stalls.entry((cause, peer)).or_default().append(Tally { durations: Vec::new(), ..tally });
+            if let Some(writes) = writes {
+                tallies.sockets.entry((peer, writes)).or_default().append_ref(&tally);
+            }
+            tallies.causes.entry(cause).or_default().append(tally);
+        }
+        tallies.stalls.values_mut().for_each(|tally| tally.durations = Vec::new());
+        tallies
+    }
 }
 
 /// Hands each wait of one thread to `take` once for each key that has a part of it (`None`: not wanted), with these
@@ -170,11 +245,7 @@ fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u6
 }
 
 /// Causes by stalled time, the largest first. `sched.runq` counts threads and has no single spans.
-pub fn cause_rows(model: &Model, partitions: &[ThreadPartition], threads: &[ThreadRow]) -> Vec<CauseRow> {
-    let mut tallies: BTreeMap<Cause, Tally> = BTreeMap::new();
-    for (track, partition) in model.threads.iter().zip(partitions) {
-        tally(model, track, &partition.pieces, |piece| Some(piece.cause), &mut tallies);
-    }
+pub fn cause_rows(tallies: BTreeMap<Cause, Tally>, threads: &[ThreadRow]) -> Vec<CauseRow> {
     let mut rows: Vec<CauseRow> = tallies
         .into_iter()
         .map(|(cause, tally)| CauseRow {
@@ -205,37 +276,34 @@ pub fn cause_rows(model: &Model, partitions: &[ThreadPartition], threads: &[Thre
     rows
 }
 
-/// Rows of [`stall_rows`] that are kept.
+/// Rows of stalls that are kept.
 const STALL_ROWS: usize = 1000;
 
-/// Stalls by thread, cause and peer, most time first. Waits are counted as in the tables of causes and sockets.
-pub fn stall_rows(model: &Model, partitions: &[ThreadPartition]) -> Vec<StallRow> {
-    let mut rows = Vec::new();
-    for (track, partition) in model.threads.iter().zip(partitions) {
-        let mut tallies = BTreeMap::new();
-        tally(model, track, &partition.pieces, |piece| Some((piece.cause, piece.peer)), &mut tallies);
-        for ((cause, peer), tally) in tallies {
-            rows.push(StallRow {
-                cause,
-                peer: model.names.name(peer).to_owned(),
-                pid: track.pid,
-                tid: track.tid,
-                count: tally.waits,
-                stalled_ns: tally.stalled_ns,
-                in_flight: tally.in_flight,
-                longest_ns: tally.longest.ns,
-                began_earlier: tally.longest.began_earlier,
-            });
-        }
-        if rows.len() > 2 * STALL_ROWS {
-            keep_worst(&mut rows);
-        }
+/// Stalls by thread, cause and peer: adds those of one thread. Waits are counted as in the tables of causes and sockets.
+pub(super) fn add_stall_rows(
+    model: &Model,
+    track: &ThreadTrack,
+    tallies: BTreeMap<(Cause, NameId), Tally>,
+    rows: &mut Vec<StallRow>,
+) {
+    rows.extend(tallies.into_iter().map(|((cause, peer), tally)| StallRow {
+        cause,
+        peer: model.names.name(peer).to_owned(),
+        pid: track.pid,
+        tid: track.tid,
+        count: tally.waits,
+        stalled_ns: tally.stalled_ns,
+        in_flight: tally.in_flight,
+        longest_ns: tally.longest.ns,
+        began_earlier: tally.longest.began_earlier,
+    }));
+    if rows.len() > 2 * STALL_ROWS {
+        keep_worst(rows);
     }
-    keep_worst(&mut rows);
-    rows
 }
 
-fn keep_worst(rows: &mut Vec<StallRow>) {
+/// Most time first.
+pub(super) fn keep_worst(rows: &mut Vec<StallRow>) {
     rows.sort_by(|a, b| {
         b.stalled_ns
             .cmp(&a.stalled_ns)

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 
 use super::args::{DiffArgs, DiffFormat};
 use super::error::{CliError, REGRESSION};
+use super::load::{leave, load_model};
 use super::output::{keep_inputs, write_output};
+use super::progress::Progress;
 use super::record::note;
 use super::report::colours_wanted;
 use crate::analysis::diff::document::Diff;
 use crate::analysis::diff::profile::Profile;
 use crate::analysis::diff::{compare, profile_of, too_few};
-use crate::model::Model;
 use crate::render::RenderError;
 use crate::render::diff::{write_diff_html, write_diff_json, write_diff_svg, write_diff_text};
 use crate::render::text::TextOptions;
-use crate::trace::TraceReader;
 
 /// Recordings of one side at most; all their profiles are in memory at once.
 const TRACES_MAX: usize = 64;
@@ -29,7 +29,7 @@ pub fn run(args: &DiffArgs) -> Result<u8, CliError> {
     keep_inputs(args.output.as_deref(), before.iter().chain(&after).copied())?;
     let (old, new) = load(&before, &after)?;
     let diff = compare(&old, &new);
-    drop((old, new));
+    leave((old, new));
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
         DiffFormat::Text => write_diff_text(&diff, TextOptions { colour }, out).map_err(RenderError::from),
@@ -60,23 +60,24 @@ fn sides(args: &DiffArgs) -> Result<(Vec<&Path>, Vec<&Path>), CliError> {
     Ok((before, after))
 }
 
-/// Both sides at the same time, each on a thread.
+/// One recording after the other, each on several threads: their waits are not in memory at the same time.
 fn load(before: &[&Path], after: &[&Path]) -> Result<(Vec<Profile>, Vec<Profile>), CliError> {
-    let load_side =
-        |side: &[&Path]| side.iter().map(|trace| load_profile(trace)).collect::<Result<Vec<_>, _>>();
-    std::thread::scope(|scope| {
-        let second = scope.spawn(|| load_side(after));
-        let first = load_side(before)?;
-        let second = second.join().map_err(|_| CliError::new("reading the recordings failed"))??;
-        Ok((first, second))
-    })
+    let progress = Progress::new(before.len() + after.len());
+    let load_side = |side: &[&Path]| {
+        side.iter().map(|trace| load_profile_with(trace, &progress)).collect::<Result<Vec<_>, _>>()
+    };
+    Ok((load_side(before)?, load_side(after)?))
 }
 
 /// Reduces a recording to what a diff needs of it, as far as it can be read.
 pub fn load_profile(trace: &Path) -> Result<Profile, CliError> {
-    let mut reader = TraceReader::open(trace)?;
-    let model = Model::from_records(reader.by_ref());
-    Ok(profile_of(model, reader.state()))
+    load_profile_with(trace, &Progress::new(1))
+}
+
+fn load_profile_with(trace: &Path, progress: &Progress) -> Result<Profile, CliError> {
+    let (model, state) = load_model(trace, progress)?;
+    let half = progress.half();
+    Ok(profile_of(model, state, &|done, all| half.set(done, all)))
 }
 
 /// Whether stalls became longer by more than that share, and not by chance.

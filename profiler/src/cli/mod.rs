@@ -15,6 +15,7 @@ pub mod export;
 pub mod flame;
 pub mod load;
 pub mod output;
+pub mod progress;
 pub mod record;
 pub mod report;
 

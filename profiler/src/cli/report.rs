@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::args::{ReportArgs, ReportFormat};
 use super::error::CliError;
-use super::load::{load_topology, load_with};
+use super::load::{leave, load_topology, load_with};
 use super::output::{keep_inputs, write_output};
 use crate::analysis::AnalysisOptions;
 use crate::analysis::findings::Thresholds;
@@ -26,7 +26,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
         None => Thresholds::default(),
     };
     let topology = args.topology.as_deref().map(load_topology).transpose()?;
-    let analysis = load_with(&args.trace, &AnalysisOptions { topology, thresholds })?;
+    let analysis = load_with(&args.trace, &AnalysisOptions { topology, thresholds, merge_stalls: true })?;
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
         ReportFormat::Text => {
@@ -34,7 +34,9 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
         }
         ReportFormat::Json => write_json(&analysis.report, out).map_err(RenderError::from),
         ReportFormat::Html => write_html(&analysis, out),
-    })
+    })?;
+    leave(analysis);
+    Ok(())
 }
 
 /// A terminal, and no word against colours (<https://no-color.org>).

@@ -58,6 +58,15 @@ impl Asleep {
         }
     }
 
+    /// The numbers that it consists of, and whether the thread never slept.
+    pub(super) fn raw(self) -> ([u32; 3], bool) {
+        ([self.lead.0, self.tail.0, self.awake.0], self.never)
+    }
+
+    pub(super) fn from_raw([lead, tail, awake]: [u32; 3], never: bool) -> Asleep {
+        Asleep { lead: Short(lead), tail: Short(tail), awake: Short(awake), never }
+    }
+
     /// From the first sleep to the last wake-up of a wait with these ends; empty without a sleep.
     pub(super) fn within(self, start_ns: u64, end_ns: u64) -> Interval {
         if self.never {

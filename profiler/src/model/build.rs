@@ -2,17 +2,22 @@
 //! contradict each other; what makes no sense is dropped and counted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Read;
 
 use profiler_common::{Call, record::WAIT_SOCKS};
 
+use super::block::FoldedBlock;
 use super::dns::unsent;
-use super::thread::{Interval, ThreadTrack};
-use super::wait::{self, WaitSpan};
+use super::owners::Owners;
+use super::packed::{Figures, KindId, PackedWaits, StacksId, WaitKind};
+use super::thread::{Interval, StoredThread, ThreadTrack};
+use super::wait;
 use super::{Model, python};
 use crate::trace::record::{
     CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
     Socket, Thread, ThreadTime, Wait, Window,
 };
+use crate::trace::{Piece, TraceReader};
 
 /// Loss of records that end before they begin.
 pub const INCONSISTENT: &str = "inconsistent_records";
@@ -21,8 +26,6 @@ pub const DUPLICATE: &str = "duplicate_records";
 
 /// Time of all threads together. A week of ten thousand threads is less; more is damage or a forgery.
 const TOTAL_MAX_NS: u64 = i64::MAX as u64;
-
-const EBUSY: u32 = libc::EBUSY.cast_unsigned();
 
 /// No recorder has as many probe families.
 const FAMILIES_MAX: usize = 256;
@@ -55,7 +58,7 @@ struct Track {
     exit_ns: Option<u64>,
     times: Option<(ThreadTime, ThreadTime)>,
     samples: Option<CpuSamples>,
-    waits: Vec<WaitSpan>,
+    waits: PackedWaits,
 }
 
 impl Model {
@@ -65,6 +68,16 @@ impl Model {
         for record in records {
             builder.take(record);
         }
+        builder.finish()
+    }
+
+    /// The same from a trace that is read in parallel; `progress` is told how many of its bytes were read.
+    pub fn read<R: Read + Send>(reader: &mut TraceReader<R>, progress: &(dyn Fn(u64) + Sync)) -> Model {
+        let mut builder = Builder::default();
+        reader.for_each(progress, FoldedBlock::new, |piece| match piece {
+            Piece::Record(record) => builder.take(record),
+            Piece::Waits(block) => builder.block(&block),
+        });
         builder.finish()
     }
 }
@@ -247,10 +260,52 @@ impl Builder {
             return;
         }
         self.saw(wait.end_ns);
+        let sockets = std::mem::take(&mut wait.sockets);
+        let kind = self.kind(&wait, &sockets);
+        let stacks = self.model.waits.stacks(wait.user_stack, wait.kernel_stack);
+        let thread = self.track_index(wait.pid, wait.tid);
+        self.add(&wait::figures(&wait), thread, kind, stacks);
+    }
+
+    /// A block of waits: what repeats is looked up once in it.
+    fn block(&mut self, block: &FoldedBlock) {
+        self.inconsistent += block.inconsistent;
+        if let Some((first, last)) = block.ends {
+            self.saw(first);
+            self.saw(last);
+        }
+        let tables = &mut self.model.waits;
+        let stacks: Vec<StacksId> =
+            block.stacks.iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
+        let kinds: Vec<KindId> = block.kinds.iter().map(|(wait, sockets)| self.kind(wait, sockets)).collect();
+        let mut threads: Vec<Option<usize>> = vec![None; block.threads.len()];
+        for row in &block.rows {
+            let Some(&(pid, tid)) = block.threads.get(row.thread as usize) else { continue };
+            let Some(slot) = threads.get_mut(row.thread as usize) else { continue };
+            let thread = *slot.get_or_insert_with(|| self.track_index(pid, tid));
+            if let (Some(kind), Some(stacks)) =
+                (kinds.get(row.kind as usize), stacks.get(row.stacks as usize))
+            {
+                self.add(&row.figures, thread, *kind, *stacks);
+            }
+        }
+    }
+
+    /// The kind of a wait on these sockets.
+    fn kind(&mut self, wait: &Wait, sockets: &[Socket]) -> KindId {
+        let Model { sockets: table, sets, names, waits, .. } = &mut self.model;
         // The probes describe no more; more in a trace is damage.
-        wait.sockets.truncate(4 * WAIT_SOCKS);
-        let span = wait::fold(&wait, &mut self.model.sockets, &mut self.model.sets, &mut self.model.names);
-        self.track(wait.pid, wait.tid).waits.push(span);
+        let sockets = sockets.get(..4 * WAIT_SOCKS).unwrap_or(sockets);
+        let set = wait::fold_set(wait.call, wait.fd, sockets, table, sets, names);
+        let Wait { fd, set_size, call, api, flags, .. } = *wait;
+        waits.kind(WaitKind { set, fd, set_size, call, api, flags }, sets.get(set))
+    }
+
+    /// Keeps a wait; what it waits for, and from where, is told by `kind` and `stacks`.
+    fn add(&mut self, figures: &Figures, thread: usize, kind: KindId, stacks: StacksId) {
+        if let Some(track) = self.threads.get_mut(thread) {
+            track.waits.push(figures, &self.model.waits, kind, stacks);
+        }
     }
 
     fn handshake(&mut self, handshake: Handshake) {
@@ -297,29 +352,32 @@ impl Builder {
     }
 
     fn track(&mut self, pid: u32, tid: u32) -> &mut Track {
+        let index = self.track_index(pid, tid);
+        &mut self.threads[index]
+    }
+
+    fn track_index(&mut self, pid: u32, tid: u32) -> usize {
         let next = self.threads.len();
         let index = *self.thread_ids.entry((pid, tid)).or_insert(next);
         if index == next {
             self.threads.push(Track { pid, tid, ..Track::default() });
         }
-        &mut self.threads[index]
+        index
     }
 
     fn finish(mut self) -> Model {
         let window = self.bounded_window();
-        self.resolve_owners();
         let mut model = self.model;
+        model.owners = Owners { ns_tids: self.ns_tids, threads: self.thread_ids.into_keys().collect() };
         model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
         model.gpu.clip(whole);
         for track in self.threads {
-            let (track, duplicates) = track.finish(whole);
-            self.duplicate += duplicates;
-            model.threads.push(track);
+            model.threads.push(track.finish(whole));
         }
-        model.threads.sort_by_key(|track| (track.pid, track.tid));
+        model.threads.sort_by_key(|thread| (thread.track.pid, thread.track.tid));
         let duplicate = &mut self.duplicate;
         sort(&mut model.dns_messages, |message| (message.time_ns, message.pid, message.tid), duplicate);
         sort(&mut model.api_calls, |call| (call.time_ns, call.pid, call.tid), duplicate);
@@ -329,21 +387,6 @@ impl Builder {
         add_loss(&mut model.losses, INCONSISTENT, self.inconsistent, true);
         add_loss(&mut model.losses, DUPLICATE, self.duplicate, false);
         model
-    }
-
-    /// Turns the owners of locks into threads as the host sees them; an id that is no other thread of the same process
-    /// was read from something that is no lock.
-    fn resolve_owners(&mut self) {
-        for track in &mut self.threads {
-            let (pid, tid) = (track.pid, track.tid);
-            for wait in track.waits.iter_mut().filter(|wait| wait.owner != 0) {
-                let as_host = || self.thread_ids.contains_key(&(pid, wait.owner)).then_some(wait.owner);
-                let known = self.ns_tids.get(&(pid, wait.owner)).copied().or_else(as_host);
-                // musl puts EBUSY where other locks have an id.
-                let is_told = wait.owner != EBUSY && known != Some(tid);
-                wait.owner = known.filter(|_| is_told).unwrap_or(0);
-            }
-        }
     }
 
     /// No longer than [`TOTAL_MAX_NS`] for all threads together: what is left of impossible times can be
@@ -377,6 +420,11 @@ fn sort<T: PartialEq>(records: &mut Vec<T>, key: impl Fn(&T) -> (u64, u32, u32),
     *duplicate += (before - records.len()) as u64;
 }
 
+/// Counts waits that were found to be in the trace twice.
+pub fn add_duplicates(model: &mut Model, count: u64) {
+    add_loss(&mut model.losses, DUPLICATE, count, false);
+}
+
 fn add_loss(losses: &mut BTreeMap<String, (u64, bool)>, what: &str, count: u64, events: bool) {
     if count > 0 {
         let entry = losses.entry(what.to_owned()).or_insert((0, events));
@@ -385,21 +433,9 @@ fn add_loss(losses: &mut BTreeMap<String, (u64, bool)>, what: &str, count: u64, 
 }
 
 impl Track {
-    /// Sorts the waits and says when the thread was there. The second value counts duplicates.
-    fn finish(mut self, window: Interval) -> (ThreadTrack, u64) {
-        // Of records of the same call the one that saw its end, then the longer one, comes first and stays.
-        self.waits.sort_by_key(|wait| {
-            (wait.start_ns, wait.call, wait.fd, wait.flags.in_flight, std::cmp::Reverse(wait.end_ns))
-        });
-        let before = self.waits.len();
-        self.waits.dedup_by(|next, kept| {
-            next.start_ns == kept.start_ns
-                && next.call == kept.call
-                && next.fd == kept.fd
-                && next.flags.nonblocking == kept.flags.nonblocking
-        });
-        let duplicates = (before - self.waits.len()) as u64;
-        self.waits.sort_by_key(|wait| (wait.start_ns, std::cmp::Reverse(wait.end_ns)));
+    /// Says when the thread was there.
+    fn finish(mut self, window: Interval) -> StoredThread {
+        self.waits.finish();
         let (presence, born) = self.presence(window);
         let track = ThreadTrack {
             pid: self.pid,
@@ -408,15 +444,18 @@ impl Track {
             born,
             times: self.times,
             samples: self.samples,
-            waits: self.waits,
+            spins: self.waits.has_spins(),
+            first: 0,
+            waits: Vec::new(),
         };
-        (track, duplicates)
+        StoredThread { track, waits: self.waits }
     }
 
     /// A wait before the known birth, or one that begins after the exit, shows that the id stands for
     /// more than one thread: then the presence is taken to be the whole.
     fn presence(&self, window: Interval) -> (Interval, bool) {
-        let first_wait = self.waits.first().map(|wait| wait.start_ns);
+        let starts = self.waits.starts();
+        let first_wait = starts.map(|(first, _)| first);
         let known = self.birth_ns.or(self.seen_ns).or(self.times.map(|(first, _)| first.time_ns));
         let start_ns = match (known, first_wait) {
             (Some(known), Some(wait)) => known.min(wait),
@@ -424,7 +463,7 @@ impl Track {
             (None, None) => window.start_ns,
         };
         let born = self.birth_ns.is_some_and(|birth| birth == start_ns && birth >= window.start_ns);
-        let last_start = self.waits.last().map_or(start_ns, |wait| wait.start_ns).max(start_ns);
+        let last_start = starts.map_or(start_ns, |(_, last)| last).max(start_ns);
         let end_ns = self.exit_ns.filter(|exit| *exit >= last_start).unwrap_or(window.end_ns);
         let presence = Interval { start_ns, end_ns }.clip(window);
         let presence = if presence.is_empty() {

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use self::thread::{Interval, ThreadTrack};
+use self::packed::Portion;
+use self::thread::{Interval, StoredThread, ThreadTrack};
 use self::wait::WaitSpan;
 use crate::trace::record::{
     ApiCall, CallCount, Clock, Coverage, DnsMessage, Environment, Handshake, Host, Process, Retransmit,
@@ -10,6 +11,7 @@ use crate::trace::record::{
 };
 
 pub mod asleep;
+pub mod block;
 pub mod build;
 pub mod cause;
 pub mod dns;
@@ -18,6 +20,8 @@ pub mod fixture;
 mod gil;
 pub mod gpu;
 pub mod intern;
+pub mod owners;
+pub mod packed;
 pub mod place;
 pub mod python;
 pub mod queue;
@@ -40,7 +44,7 @@ pub struct Model {
     /// Latest name by tid.
     pub thread_names: HashMap<u32, String>,
     /// By pid and tid.
-    pub threads: Vec<thread::ThreadTrack>,
+    pub threads: Vec<thread::StoredThread>,
     /// By time.
     pub dns_messages: Vec<DnsMessage>,
     /// By time.
@@ -62,6 +66,10 @@ pub struct Model {
     pub sockets: socket::SocketTable,
     /// Sets of descriptors that waits refer to.
     pub sets: wait::SetTable,
+    /// Who holds locks that are waited for.
+    pub owners: owners::Owners,
+    /// What packed waits refer to.
+    pub waits: packed::WaitTables,
     /// Names of peers.
     pub names: intern::Interner,
     /// Verbs: queue pairs, posts, completions.
@@ -75,6 +83,25 @@ pub struct Model {
 }
 
 impl Model {
+    /// The thread with a portion of its waits; and how many waits of the portion are left out because they are there
+    /// twice.
+    pub fn portion(&self, thread: &StoredThread, portion: &Portion) -> (ThreadTrack, u64) {
+        let (mut waits, duplicates) = thread.waits.unpack(portion, &self.waits);
+        let (pid, tid) = (thread.track.pid, thread.track.tid);
+        for wait in waits.iter_mut().filter(|wait| wait.owner != 0) {
+            wait.owner = self.owners.resolve(pid, tid, wait.owner);
+        }
+        (ThreadTrack { first: portion.first, waits, ..thread.track.clone() }, duplicates)
+    }
+
+    /// All portions of all threads, in order, with the index of the thread.
+    pub fn portions(&self) -> Vec<(usize, Portion)> {
+        let threads = self.threads.iter().enumerate();
+        threads
+            .flat_map(|(at, thread)| thread.waits.portions().into_iter().map(move |one| (at, one)))
+            .collect()
+    }
+
     /// The recording window as an interval.
     pub fn whole(&self) -> Interval {
         Interval { start_ns: self.window.start_ns, end_ns: self.window.end_ns }

@@ -1,9 +1,9 @@
 //! Sockets and poll sets, each kept once however often they are waited for.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::intern::{Interner, NameId};
+use crate::hash::FastMap;
 use crate::trace::record::{Ends, Socket};
 
 /// `TCP_*`, as the kernel numbers them.
@@ -115,7 +115,7 @@ pub fn is_resolver_path(path: &str) -> bool {
 #[derive(Clone, Debug, Default)]
 pub struct SocketTable {
     infos: Vec<SocketInfo>,
-    ids: HashMap<SocketKey, SocketId>,
+    ids: FastMap<SocketKey, SocketId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

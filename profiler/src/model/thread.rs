@@ -1,5 +1,6 @@
 //! One thread of the target over the window.
 
+use super::packed::PackedWaits;
 use super::wait::WaitSpan;
 use crate::trace::record::{CpuSamples, ThreadTime};
 
@@ -27,7 +28,7 @@ impl Interval {
     }
 }
 
-/// A thread with its waits.
+/// A thread with its waits, or with a portion of them.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadTrack {
     pub pid: u32,
@@ -41,6 +42,18 @@ pub struct ThreadTrack {
     pub times: Option<(ThreadTime, ThreadTime)>,
     /// Where the recording sampled the processors.
     pub samples: Option<CpuSamples>,
+    /// Whether any of its waits, also of those that are not here, is on a non-blocking descriptor.
+    pub spins: bool,
+    /// Waits before those that are here.
+    pub first: u32,
     /// By start; of waits with the same start the longer first.
     pub waits: Vec<WaitSpan>,
+}
+
+/// A thread with its waits packed.
+#[derive(Clone, Debug, Default)]
+pub struct StoredThread {
+    /// Without waits.
+    pub track: ThreadTrack,
+    pub waits: PackedWaits,
 }

@@ -1,13 +1,13 @@
 //! A wait as the model keeps it: no heap of its own, so that ten million of them fit in memory.
 
-use std::collections::HashMap;
-
 use profiler_common::{Api, Call};
 
 use super::asleep::Asleep;
 use super::intern::Interner;
+use super::packed::Figures;
 use super::socket::{SocketId, SocketTable};
 use super::thread::Interval;
+use crate::hash::FastMap;
 use crate::trace::record::{Socket, Wait, WaitFlags};
 
 /// What a wait on a descriptor waits for.
@@ -73,13 +73,13 @@ impl WaitSpan {
 #[derive(Clone, Debug)]
 pub struct SetTable {
     sets: Vec<Box<[Awaited]>>,
-    ids: HashMap<Box<[Awaited]>, SetId>,
+    ids: FastMap<Box<[Awaited]>, SetId>,
 }
 
 impl Default for SetTable {
     fn default() -> SetTable {
         let empty: Box<[Awaited]> = Box::default();
-        SetTable { sets: vec![empty.clone()], ids: HashMap::from([(empty, SetId(0))]) }
+        SetTable { sets: vec![empty.clone()], ids: FastMap::from_iter([(empty, SetId(0))]) }
     }
 }
 
@@ -142,37 +142,40 @@ fn interest(call: Call, call_fd: i32, socket: &Socket) -> Interest {
     if writes { Interest::Write } else { Interest::Read }
 }
 
-/// Takes a decoded wait into the tables.
-pub fn fold(wait: &Wait, sockets: &mut SocketTable, sets: &mut SetTable, names: &mut Interner) -> WaitSpan {
+/// The set of descriptors that a call on `sockets` waits for.
+pub fn fold_set(
+    call: Call,
+    fd: i32,
+    wait_sockets: &[Socket],
+    sockets: &mut SocketTable,
+    sets: &mut SetTable,
+    names: &mut Interner,
+) -> SetId {
     // The kernel adds errors and hang-ups to what an item asks for, so one that asks for nothing is disarmed
     // (`EPOLLONESHOT`); nothing anywhere means that the events are not known.
-    let armed = is_epoll(wait.call) && wait.sockets.iter().any(|socket| socket.events != 0);
-    let set: Vec<Awaited> = wait
-        .sockets
+    let armed = is_epoll(call) && wait_sockets.iter().any(|socket| socket.events != 0);
+    let set: Vec<Awaited> = wait_sockets
         .iter()
         .filter(|socket| !armed || socket.events != 0)
         .map(|socket| Awaited {
             socket: sockets.intern(socket, names),
             state: socket.state,
-            interest: interest(wait.call, wait.fd, socket),
+            interest: interest(call, fd, socket),
         })
         .collect();
+    sets.intern(&set)
+}
+
+/// What each wait has of its own.
+pub fn figures(wait: &Wait) -> Figures {
     let ret = i32::try_from(wait.ret).unwrap_or(if wait.ret < 0 { i32::MIN } else { i32::MAX });
-    WaitSpan {
+    Figures {
         start_ns: wait.start_ns,
         end_ns: wait.end_ns,
         api_start_ns: wait.api_start_ns,
-        user_stack: wait.user_stack,
-        kernel_stack: wait.kernel_stack,
-        set: sets.intern(&set),
-        fd: wait.fd,
         polls: wait.polls,
         ret,
         arg: wait.arg,
-        set_size: wait.set_size,
-        call: wait.call,
-        api: wait.api,
-        flags: wait.flags,
         asleep: Asleep::of(wait),
         owner: wait.sched.owner,
     }

@@ -25,6 +25,15 @@ pub fn escape_controls(text: &str) -> String {
 /// One field of a folded line: never empty, no `;`, no space at either end, nothing that a reader takes for
 /// a comment.
 pub fn frame(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_graphic() && byte != b';' && byte != b'#';
+    // Nearly all names: nothing to do, at most spaces inside.
+    if (1..=LONGEST).contains(&name.len())
+        && name.bytes().all(|byte| plain(byte) || byte == b' ')
+        && !name.starts_with(' ')
+        && !name.ends_with(' ')
+    {
+        return name.to_owned();
+    }
     let mut out = String::with_capacity(name.len());
     for (count, c) in name.trim().chars().enumerate() {
         if count == LONGEST {

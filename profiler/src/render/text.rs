@@ -34,7 +34,7 @@ pub fn write_report_with(analysis: &Analysis, options: TextOptions, out: &mut dy
     write_damage(report, painter, out)?;
     write_header(report, painter, out)?;
     write_findings(report, painter, out)?;
-    if analysis.stalls.is_empty() {
+    if analysis.stall_sums().next().is_none() {
         writeln!(out)?;
         let text = format!("{}. {}.", note::no_stall(report), note::presence(analysis));
         for line in wrap(&text, WIDTH) {

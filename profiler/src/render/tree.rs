@@ -224,7 +224,7 @@ fn merge_sites<'a>(
     pids: Option<&HashSet<u32>>,
 ) -> HashMap<Site<'a>, u64> {
     let mut sites: HashMap<Site<'a>, u64> = HashMap::new();
-    for stall in &analysis.stalls {
+    for (stall, _) in analysis.stall_sums() {
         if !is_selected(stall, options, pids) {
             continue;
         }
@@ -269,7 +269,7 @@ fn check_thread(analysis: &Analysis, options: &FlameOptions) -> Result<(), Rende
     let Some(tid) = options.tid else { return Ok(()) };
     let is_known = analysis.threads.contains_key(&tid)
         || analysis.report.threads.iter().any(|row| row.tid == tid)
-        || analysis.stalls.iter().any(|stall| stall.tid == tid);
+        || analysis.stall_sums().any(|(stall, _)| stall.tid == tid);
     if is_known { Ok(()) } else { Err(RenderError::UnknownThread { tid }) }
 }
 

@@ -43,6 +43,14 @@ impl Damage {
         }
     }
 
+    /// Adds what was found further on.
+    pub(super) fn append(&mut self, later: Damage) {
+        self.bytes_unread = self.bytes_unread.saturating_add(later.bytes_unread);
+        let free = DAMAGE_MAX.saturating_sub(self.told.len());
+        self.more += later.more + later.told.len().saturating_sub(free) as u64;
+        self.told.extend(later.told.into_iter().take(free));
+    }
+
     pub(super) fn is_none(&self) -> bool {
         self.told.is_empty()
     }
@@ -78,6 +86,11 @@ enum Found {
 }
 
 impl<R: Read> BlockReader<R> {
+    /// Bytes of the source that were read or skipped.
+    pub(super) fn offset(&self) -> u64 {
+        self.window.offset()
+    }
+
     pub(super) fn new(window: Window<R>) -> Self {
         BlockReader { window, unpacker: None, damage: Damage::default(), searched: 0 }
     }

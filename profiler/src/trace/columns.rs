@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use profiler_common::{Api, Call};
 use serde::{Deserialize, Serialize};
 
 use super::format::BLOCK_TARGET;
 use super::record::{Ends, Socket, Wait, WaitFlags};
 use super::sched_columns::SchedColumns;
+
+pub mod rows;
 
 /// Memory of the sockets of all waits of a block, when read, that a writer aims to stay below, bytes.
 pub(super) const WEIGHT_TARGET: usize = 16 << 20;
@@ -376,38 +377,12 @@ impl Iterator for WaitDecoder {
     type Item = Wait;
 
     fn next(&mut self) -> Option<Wait> {
-        let columns = &self.columns;
         let row = self.next;
-        let end_ns = self.last_end.wrapping_add(*columns.end.get(row)? as u64);
-        let duration = *columns.duration.get(row)?;
-        let &(pid, tid) = columns.threads.get(*columns.thread.get(row)? as usize)?;
-        let &(user_stack, kernel_stack) = columns.stacks.get(*columns.stack.get(row)? as usize)?;
-        let shape = columns.shapes.get(*columns.shape.get(row)? as usize)?;
-        let sockets = self.sockets(*columns.list.get(row)? as usize);
+        let sockets = self.sockets(*self.columns.list.get(row)? as usize);
         let first_fd = sockets.first().map_or(0, |socket| socket.fd);
-        let start_ns = end_ns.wrapping_sub(duration);
-        let wait = Wait {
-            start_ns,
-            end_ns,
-            pid,
-            tid,
-            call: Call::from_u16(shape.call),
-            flags: unpack_flags(shape.flags),
-            fd: columns.fd.get(row)?.wrapping_add(first_fd),
-            set_size: shape.set_size,
-            polls: *columns.polls.get(row)?,
-            ret: *columns.ret.get(row)?,
-            arg: shape.arg,
-            off_cpu_ns: unfold_off_cpu(*columns.off_cpu.get(row)?, duration),
-            user_stack,
-            kernel_stack,
-            api: Api::from_u16(shape.api),
-            api_start_ns: *columns.api_start.get(row)?,
-            sockets,
-            sched: self.sched.get(row, start_ns, end_ns),
-        };
+        let wait = Wait { sockets, ..self.bare(row, first_fd)? };
         self.next += 1;
-        self.last_end = end_ns;
+        self.last_end = wait.end_ns;
         Some(wait)
     }
 }

@@ -16,6 +16,7 @@ mod sched_columns;
 mod window;
 pub mod writer;
 
+pub use columns::rows::WaitBlock;
 pub use error::TraceError;
-pub use reader::{TraceReader, UNENDED, read_all};
+pub use reader::{Piece, TraceReader, UNENDED, read_all};
 pub use writer::TraceWriter;

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::block::{Block, BlockReader};
+use super::block::{Block, BlockReader, Damage};
 use super::columns::WaitDecoder;
+use super::columns::rows::WaitBlock;
 use super::error::TraceError;
 use super::format::{self, FILE_HEADER, MAGIC, MAJOR, SYNC, Version};
 use super::kind::Kind;
@@ -13,6 +14,7 @@ use super::record::{Loss, Record};
 use super::window::Window;
 use super::writer::LOSS_WRITE;
 use crate::analysis::report::TraceState;
+use crate::parallel::in_order;
 
 /// Name of the [`Loss`] that counts the records of kinds which this version does not know.
 pub const LOSS_UNKNOWN: &str = "unknown_record_kind";
@@ -24,16 +26,25 @@ pub const UNENDED: &str = "it did not end in order (killed, or still running): w
 /// The order within a kind is the order in which they were written; between kinds it means nothing.
 pub struct TraceReader<R = File> {
     blocks: BlockReader<R>,
-    current: Current,
+    seen: Seen,
     version: Version,
+    exhausted: bool,
+}
+
+/// What the blocks so far were like.
+#[derive(Default)]
+struct Seen {
+    current: Current,
+    damage: Damage,
     unknown: u64,
     /// Records that the writer could not write, by its own account.
     unwritten: u64,
     ended_in_order: bool,
-    exhausted: bool,
 }
 
+#[derive(Default)]
 enum Current {
+    #[default]
     Nothing,
     Waits(Box<WaitDecoder>),
     Rows(Rows),
@@ -75,15 +86,12 @@ impl<R: Read> TraceReader<R> {
         };
         let mut reader = TraceReader {
             blocks: BlockReader::new(window),
-            current: Current::Nothing,
+            seen: Seen::default(),
             version: header.unwrap_or(Version { major: MAJOR, minor: format::MINOR }),
-            unknown: 0,
-            unwritten: 0,
-            ended_in_order: false,
             exhausted: false,
         };
         if header.is_none() {
-            reader.blocks.damage.add(0, "the checksum of the file header does not match", 0);
+            reader.seen.damage.add(0, "the checksum of the file header does not match", 0);
         }
         Ok(reader)
     }
@@ -95,17 +103,17 @@ impl<R: Read> TraceReader<R> {
 
     /// How whole the trace is, as far as it was read.
     pub fn state(&self) -> TraceState {
-        let damage = &self.blocks.damage;
+        let Seen { damage, unwritten, ended_in_order, .. } = &self.seen;
         let mut lines = damage.lines();
-        if self.exhausted && !self.ended_in_order {
+        if self.exhausted && !ended_in_order {
             // Waits are recorded when they end, and those that are open when the recording ends.
             lines.push(UNENDED.to_owned());
         }
-        if self.unwritten > 0 {
-            lines.push(format!("{} records could not be written when this was recorded", self.unwritten));
+        if *unwritten > 0 {
+            lines.push(format!("{unwritten} records could not be written when this was recorded"));
         }
         TraceState {
-            complete: self.ended_in_order && self.unwritten == 0 && damage.is_none(),
+            complete: *ended_in_order && *unwritten == 0 && damage.is_none(),
             damage: lines,
             bytes_unread: damage.bytes_unread(),
         }
@@ -114,23 +122,97 @@ impl<R: Read> TraceReader<R> {
     /// The next record, `None` at the end.
     pub fn next_record(&mut self) -> Option<Record> {
         while !self.exhausted {
-            if let Some(record) = self.next_of_block() {
-                match &record {
-                    Record::End(_) => self.ended_in_order = true,
-                    Record::Loss(loss) if loss.what == LOSS_WRITE => self.unwritten = loss.count,
-                    _ => {}
-                }
+            if let Some(record) = self.seen.next_of_block() {
                 return Some(record);
             }
-            let Some(block) = self.blocks.next_block() else {
+            let block = self.blocks.next_block();
+            self.seen.damage.append(std::mem::take(&mut self.blocks.damage));
+            let Some(block) = block else {
                 self.exhausted = true;
-                return self.told_unknown();
+                return self.seen.told_unknown();
             };
-            self.current = self.enter(block);
+            self.seen.enter(block.decode());
         }
         None
     }
+}
 
+impl<R: Read + Send> TraceReader<R> {
+    /// Hands over all that is left, the waits block by block, in the order of [`next_record`](Self::next_record).
+    /// Blocks are unpacked, decoded and made into something else by `fold` on other threads. `progress` is told how many
+    /// bytes of the source were read.
+    pub fn for_each<W: Send>(
+        &mut self,
+        progress: &(dyn Fn(u64) + Sync),
+        fold: impl Fn(WaitBlock) -> W + Sync,
+        mut take: impl FnMut(Piece<W>),
+    ) {
+        let TraceReader { blocks, seen, exhausted, .. } = self;
+        while let Some(record) = seen.next_of_block() {
+            take(Piece::Record(record));
+        }
+        if std::mem::replace(exhausted, true) {
+            return;
+        }
+        let parts = std::iter::from_fn(|| {
+            let block = blocks.next_block();
+            progress(blocks.offset());
+            let damage = std::mem::take(&mut blocks.damage);
+            (block.is_some() || !damage.is_none()).then_some((block, damage))
+        });
+        let decode = |(block, damage): (Option<Block>, Damage)| {
+            let Some(mut decoded) = block.map(Block::decode) else { return (None, None, damage) };
+            let is_wait = decoded.waits.is_some();
+            let folded = decoded.waits.take().map(|waits| fold(WaitBlock(waits)));
+            (Some(decoded).filter(|_| !is_wait), folded, damage)
+        };
+        in_order(parts, decode, |(decoded, folded, damage)| {
+            seen.damage.append(damage);
+            if let Some(decoded) = decoded {
+                seen.enter(decoded);
+                while let Some(record) = seen.next_of_block() {
+                    take(Piece::Record(record));
+                }
+            }
+            if let Some(folded) = folded {
+                take(Piece::Waits(folded));
+            }
+        });
+        if let Some(record) = seen.told_unknown() {
+            take(Piece::Record(record));
+        }
+    }
+}
+
+/// A part of a trace.
+#[derive(Debug)]
+pub enum Piece<W> {
+    /// Anything but a wait.
+    Record(Record),
+    /// What a block of waits was made into.
+    Waits(W),
+}
+
+/// A block whose waits are decoded; `None` where they cannot be.
+struct Decoded {
+    block: Block,
+    waits: Option<Box<WaitDecoder>>,
+}
+
+impl Block {
+    fn decode(mut self) -> Decoded {
+        let mut waits = None;
+        if self.header.kind == Kind::Wait as u16
+            && let Some(payload) = &mut self.payload
+        {
+            waits = WaitDecoder::new(payload, self.header.records).map(Box::new);
+            *payload = Vec::new();
+        }
+        Decoded { block: self, waits }
+    }
+}
+
+impl Seen {
     /// What was skipped is a loss of this reading.
     fn told_unknown(&self) -> Option<Record> {
         let loss = Loss { what: LOSS_UNKNOWN.to_owned(), count: self.unknown, events: false };
@@ -138,37 +220,45 @@ impl<R: Read> TraceReader<R> {
     }
 
     fn next_of_block(&mut self) -> Option<Record> {
-        match &mut self.current {
+        let record = match &mut self.current {
             Current::Nothing => None,
             Current::Waits(waits) => waits.next().map(Record::Wait),
             Current::Rows(rows) => match rows.next()? {
                 Ok(record) => Some(record),
                 Err(unread) => {
                     let what = format!("records of kind {} cannot be decoded", rows.kind.name());
-                    self.blocks.damage.add(rows.block_offset, &what, unread);
+                    self.damage.add(rows.block_offset, &what, unread);
                     rows.left = 0;
                     None
                 }
             },
+        };
+        match &record {
+            Some(Record::End(_)) => self.ended_in_order = true,
+            Some(Record::Loss(loss)) if loss.what == LOSS_WRITE => self.unwritten = loss.count,
+            _ => {}
         }
+        record
     }
 
-    fn enter(&mut self, block: Block) -> Current {
+    fn enter(&mut self, Decoded { block, waits }: Decoded) {
         let records = block.header.records;
+        self.current = Current::Nothing;
         let (Some(kind), Some(payload)) = (Kind::from_number(block.header.kind), block.payload) else {
             self.unknown = self.unknown.saturating_add(u64::from(records));
-            return Current::Nothing;
+            return;
         };
         let current = if kind == Kind::Wait {
-            WaitDecoder::new(&payload, records).map(|waits| Current::Waits(Box::new(waits)))
+            waits.map(Current::Waits)
         } else {
             Rows::new(kind, payload, records, block.offset).map(Current::Rows)
         };
-        current.unwrap_or_else(|| {
+        if let Some(current) = current {
+            self.current = current;
+        } else {
             let what = format!("a block of kind {} cannot be decoded", kind.name());
-            self.blocks.damage.add(block.offset, &what, u64::from(block.header.stored_len));
-            Current::Nothing
-        })
+            self.damage.add(block.offset, &what, u64::from(block.header.stored_len));
+        }
     }
 }
 

@@ -192,7 +192,7 @@ pub struct Socket {
     pub revents: u16,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "independent marks of one wait")]
 pub struct WaitFlags {
     pub began_earlier: bool,

@@ -13,6 +13,7 @@ mod rate;
 mod stats;
 mod switch;
 mod symbols;
+mod traces;
 
 use std::fs;
 
@@ -39,6 +40,8 @@ enum Part {
     Switch,
     /// How long naming addresses of a library takes the first time and from the cache; writes bench/symbols.md
     Symbols(symbols::Options),
+    /// How long report, flame and diff take on ten million waits; writes bench/traces.md
+    Traces(traces::Options),
 }
 
 pub fn run(options: &Options) -> Result<()> {
@@ -48,6 +51,9 @@ pub fn run(options: &Options) -> Result<()> {
     build::run(&build::Options::default())?;
     if matches!(options.part, Some(Part::Diff)) {
         return diff::run();
+    }
+    if let Some(Part::Traces(options)) = &options.part {
+        return traces::run(options);
     }
     let before = load();
     let (title, name, figures) = if matches!(options.part, Some(Part::Switch)) {

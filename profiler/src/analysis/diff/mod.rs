@@ -8,6 +8,7 @@ pub mod bootstrap;
 pub mod document;
 pub mod environment;
 pub mod name;
+pub mod portion;
 pub mod profile;
 pub mod reduce;
 pub mod series;
@@ -21,25 +22,42 @@ use std::collections::BTreeSet;
 use self::bootstrap::Draws;
 use self::document::{Diff, Normaliser, SCHEMA, Side};
 use self::name::PeerNames;
+use self::portion::Portion;
 use self::profile::{Profile, Stacks};
 use self::reduce::Reducer;
 use self::series::Series;
 use self::table::Tables;
+use super::OnProgress;
 use super::connects::Connects;
 use super::context::Context;
 use super::partition::partition;
 use super::report::TraceState;
 use crate::model::Model;
+use crate::model::packed;
+use crate::parallel::in_order;
 
-/// Reduces a recording that is in memory as a whole.
-pub fn profile_of(model: Model, state: TraceState) -> Profile {
+/// Reduces a recording that is in memory as a whole, and tells how far it is.
+pub fn profile_of(mut model: Model, state: TraceState, progress: OnProgress<'_>) -> Profile {
     let mut reducer = Reducer::default();
     let connects = Connects::new(&model);
     let context = Context::new(&model);
-    for track in &model.threads {
-        reducer.take(&model, &connects, track, &partition(&context, track));
-    }
+    let prepared = |(thread, portion): (usize, packed::Portion)| {
+        let (track, _) = model.portion(model.threads.get(thread)?, &portion);
+        let part = partition(&context, &track);
+        Some(Portion::of(&model, &connects, &track, part))
+    };
+    let portions = model.portions();
+    let (mut done, all) = (0, portions.len() as u64);
+    in_order(portions.into_iter(), prepared, |portion| {
+        done += 1;
+        progress(done, all);
+        if let Some(portion) = portion {
+            reducer.take(&model, &portion);
+        }
+    });
     drop(context);
+    // What they were packed into is not needed any more.
+    model.threads.iter_mut().for_each(|thread| thread.waits = packed::PackedWaits::default());
     reducer.finish(model, state)
 }
 

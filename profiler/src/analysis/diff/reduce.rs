@@ -1,28 +1,28 @@
 //! From the waits of a recording to its [`Profile`], thread by thread and piece by piece, so that no more of them
 //! are in memory than are handed over at a time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 
 use profiler_common::{Api, Call};
 
+use super::portion::{self, Portion, SiteSum};
 use super::profile::{Profile, Repeat, SocketWaits};
 use super::series::{Durations, Places, SLICES, Series, slice_of, spread};
 use crate::analysis::Analysis;
-use crate::analysis::connects::Connects;
 use crate::analysis::dns;
 use crate::analysis::dns_wait::DnsWait;
 use crate::analysis::hops;
-use crate::analysis::partition::{Piece, ThreadPartition, clipped};
+use crate::analysis::partition::Piece;
 use crate::analysis::report::TraceState;
-use crate::analysis::sockets;
 use crate::analysis::stall::Stall;
-use crate::analysis::stalls;
-use crate::analysis::thread_rows::{cpu_times, for_each_wait};
+use crate::analysis::stalls::Detail;
+use crate::analysis::thread_rows::cpu_times;
+use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::intern::{Interner, NameId};
-use crate::model::thread::{Interval, ThreadTrack};
-use crate::model::wait::{Interest, WaitSpan, is_poll};
+use crate::model::thread::Interval;
 
 /// Call sites with their causes and peers that are told apart.
 const SITES_MAX: usize = 1 << 17;
@@ -34,7 +34,7 @@ const SOCKETS_MAX: usize = 1 << 12;
 const DNS_WAITS_MAX: usize = 1 << 17;
 
 /// What tells the stalls of a recording apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Site {
     pid: u32,
     tid: u32,
@@ -47,55 +47,65 @@ struct Site {
     call: Call,
 }
 
+impl Hash for Site {
+    /// Two numbers in place of eight: there are millions of waits.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.user_stack ^ u64::from(self.detail.0).rotate_left(48));
+        let what = (self.cause as u64) << 8 | self.call as u64;
+        state.write_u64(u64::from(self.peer.0) << 32 ^ u64::from(self.tid) << 12 ^ what);
+    }
+}
+
 /// Waits at one site.
 #[derive(Debug)]
 struct Counts {
     series: Box<Series>,
     /// When the last one ended.
-    last_ns: u64,
+    last_ns: Option<u64>,
 }
 
 /// Takes the partitioned waits of one recording.
 #[derive(Debug, Default)]
 pub struct Reducer {
-    sites: HashMap<Site, u64>,
+    sites: FastMap<Site, u64>,
     details: Interner,
     /// By [`Site`] without its cause.
-    repeats: HashMap<Site, Counts>,
+    repeats: FastMap<Site, Counts>,
     causes: BTreeMap<Cause, Series>,
     /// By peer and whether it is sent to.
     sockets: BTreeMap<(NameId, bool), Durations>,
     places: Places,
     dns_waits: Vec<(DnsWait, Site)>,
-    dns_ids: HashMap<(u32, u32, u64, Call), u32>,
+    dns_ids: FastMap<(u32, u32, u64, Call), u32>,
     stalled_ns: u64,
     merged_waits: u64,
 }
 
 impl Reducer {
     /// Takes in what one thread waited for. The waits of a thread may come in several portions, in order of time.
-    pub fn take(&mut self, model: &Model, connects: &Connects, track: &ThreadTrack, part: &ThreadPartition) {
+    pub fn take(&mut self, model: &Model, portion: &Portion) {
         let window = model.whole();
-        let mut counted = vec![false; track.waits.len()];
-        for piece in &part.pieces {
-            let Some(wait) = track.waits.get(piece.wait as usize) else { continue };
-            let span = clipped(track, wait);
-            self.weigh(window, piece);
-            let site = self.site(model, connects, track, wait, piece);
-            if piece.cause == Cause::DnsResolve && self.dns_waits.len() < DNS_WAITS_MAX {
-                let mut told = stalls::dns_wait(model, 0, track, wait, piece);
-                told.wait.index = self.dns_id(track, wait);
+        portion.pieces.iter().for_each(|piece| self.weigh(window, piece));
+        for (told, site) in &portion.dns_waits {
+            let site = self.site(model, portion, site);
+            if self.dns_waits.len() < DNS_WAITS_MAX {
+                let mut told = told.clone();
+                told.wait.index = self.dns_id(&told);
                 self.dns_waits.push((told, site));
             } else {
-                self.add(site, piece.weight_ns);
-            }
-            let was_counted =
-                counted.get_mut(piece.wait as usize).is_none_or(|known| std::mem::replace(known, true));
-            if !was_counted && came_to_an_end(model, track, wait) {
-                self.count(window, site, span);
+                self.add(site, 1, told.weight_ns);
             }
         }
-        self.take_sockets(model, track, &part.pieces);
+        for SiteSum { site, pieces, weight_ns } in &portion.sites {
+            let site = self.site(model, portion, site);
+            self.add(site, *pieces, *weight_ns);
+        }
+        self.count(model, window, portion);
+        for (key, slice, duration_ns) in &portion.sockets {
+            if self.sockets.len() < SOCKETS_MAX || self.sockets.contains_key(key) {
+                self.sockets.entry(*key).or_default().add(*slice, *duration_ns, &mut self.places);
+            }
+        }
     }
 
     /// Adds a piece to its cause's course over time.
@@ -105,42 +115,25 @@ impl Reducer {
         spread(series, window, piece.span, piece.weight_ns as f64);
     }
 
-    fn site(
-        &mut self,
-        model: &Model,
-        connects: &Connects,
-        track: &ThreadTrack,
-        wait: &WaitSpan,
-        piece: &Piece,
-    ) -> Site {
-        let detail = match piece.cause {
-            Cause::TcpConnect => self.details.intern(&connects.outcome(model, track, piece).detail()),
-            Cause::TcpRetransmit if piece.interest == Interest::Write => self.details.intern("send"),
-            Cause::TcpRetransmit => self.details.intern("recv"),
-            _ => NameId::default(),
+    fn site(&mut self, model: &Model, portion: &Portion, site: &portion::Site) -> Site {
+        let portion::Site { cause, peer, detail, user_stack, api, call } = *site;
+        let detail = match detail {
+            Detail::None => NameId::default(),
+            told => self.details.intern(&told.text(model)),
         };
-        Site {
-            pid: track.pid,
-            tid: track.tid,
-            cause: piece.cause,
-            peer: piece.peer,
-            detail,
-            user_stack: wait.user_stack,
-            api: wait.api,
-            call: wait.call,
-        }
+        Site { pid: portion.pid, tid: portion.tid, cause, peer, detail, user_stack, api, call }
     }
 
     /// A number that all pieces of a wait have in common, and no other wait.
-    fn dns_id(&mut self, track: &ThreadTrack, wait: &WaitSpan) -> u32 {
+    fn dns_id(&mut self, wait: &DnsWait) -> u32 {
         let next = u32::try_from(self.dns_ids.len()).unwrap_or(u32::MAX);
-        *self.dns_ids.entry((track.pid, track.tid, wait.start_ns, wait.call)).or_insert(next)
+        *self.dns_ids.entry((wait.pid, wait.tid, wait.began_ns, wait.call)).or_insert(next)
     }
 
-    fn add(&mut self, site: Site, weight_ns: u64) {
+    fn add(&mut self, site: Site, pieces: u64, weight_ns: u64) {
         let is_full = self.sites.len() >= SITES_MAX;
         let site = if is_full && !self.sites.contains_key(&site) {
-            self.merged_waits += 1;
+            self.merged_waits += pieces;
             Site { user_stack: 0, peer: NameId::default(), detail: NameId::default(), ..site }
         } else {
             site
@@ -149,31 +142,29 @@ impl Reducer {
         *weight = weight.saturating_add(weight_ns);
     }
 
-    fn count(&mut self, window: Interval, site: Site, wait: Interval) {
-        let site = Site { cause: Cause::Other, detail: NameId::default(), ..site };
-        let is_full = self.repeats.len() >= REPEATS_MAX;
-        if is_full && !self.repeats.contains_key(&site) {
-            return;
+    fn count(&mut self, model: &Model, window: Interval, portion: &Portion) {
+        let mut known: Vec<Option<(Site, Counts)>> = Vec::with_capacity(portion.recurring.len());
+        let mut new = self.repeats.len();
+        for site in &portion.recurring {
+            let site = self.site(model, portion, site);
+            // Taken out for as long as the portion lasts, so that nothing is looked up for a wait.
+            let counts = self.repeats.remove(&site).or_else(|| {
+                let first = Counts { series: Box::new([0.0; SLICES]), last_ns: None };
+                (new < REPEATS_MAX).then(|| {
+                    new += 1;
+                    first
+                })
+            });
+            known.push(counts.map(|counts| (site, counts)));
         }
-        let first = || Counts { series: Box::new([0.0; SLICES]), last_ns: wait.start_ns };
-        let counts = self.repeats.entry(site).or_insert_with(first);
-        let turn = Interval { start_ns: counts.last_ns.min(wait.end_ns), end_ns: wait.end_ns };
-        spread(&mut counts.series, window, turn, 1.0);
-        counts.last_ns = wait.end_ns;
-    }
-
-    /// Waits on peers as the report's table of sockets counts them: one for each peer that had a part of it, with
-    /// its whole duration.
-    fn take_sockets(&mut self, model: &Model, track: &ThreadTrack, pieces: &[Piece]) {
-        let window = model.whole();
-        let Reducer { sockets: found, places, .. } = self;
-        for_each_wait(model, track, pieces, sockets::key, |key, wait, _, is_whole| {
-            if is_whole && (found.len() < SOCKETS_MAX || found.contains_key(&key)) {
-                let span = clipped(track, wait);
-                let slice = slice_of(window, span.end_ns.saturating_sub(1));
-                found.entry(key).or_default().add(slice, span.len(), places);
-            }
-        });
+        for (at, wait) in &portion.counted {
+            let Some(Some((_, counts))) = known.get_mut(*at as usize) else { continue };
+            let last_ns = counts.last_ns.unwrap_or(wait.start_ns);
+            let turn = Interval { start_ns: last_ns.min(wait.end_ns), end_ns: wait.end_ns };
+            spread(&mut counts.series, window, turn, 1.0);
+            counts.last_ns = Some(wait.end_ns);
+        }
+        self.repeats.extend(known.into_iter().flatten());
     }
 
     /// What it all comes to. `model` may lack the waits that were taken in; `state` is what the reader said.
@@ -194,6 +185,7 @@ impl Reducer {
             direction: if writes { "send" } else { "recv" },
             durations,
         });
+        let threads = model.threads.iter().map(|thread| &thread.track);
         Profile {
             duration_ns: model.whole().len(),
             stalled_ns: self.stalled_ns,
@@ -205,7 +197,7 @@ impl Reducer {
             hops: round_trips(&model, &mut self.places),
             sites,
             repeats,
-            running: model.threads.iter().map(|track| ((track.pid, track.tid), cpu_times(track).0)).collect(),
+            running: threads.map(|track| ((track.pid, track.tid), cpu_times(track).0)).collect(),
             merged_waits: self.merged_waits,
             names: Analysis {
                 processes: model.processes.into_iter().map(|(pid, process)| (pid, process.comm)).collect(),
@@ -225,7 +217,7 @@ impl Reducer {
         let labels = labels.iter().map(String::as_str).chain(std::iter::repeat(""));
         for ((wait, site), label) in waits.iter().zip(sites).zip(labels) {
             let detail = self.details.intern(label);
-            self.add(Site { detail, ..site }, wait.weight_ns);
+            self.add(Site { detail, ..site }, 1, wait.weight_ns);
         }
     }
 
@@ -249,13 +241,6 @@ impl Reducer {
             call: site.call.name(),
         }
     }
-}
-
-/// Whether what was waited for came. A poll that timed out recurs by the clock, not by the work.
-fn came_to_an_end(model: &Model, track: &ThreadTrack, wait: &WaitSpan) -> bool {
-    let span = clipped(track, wait);
-    let timed_out = is_poll(wait.call) && wait.ret == 0;
-    !timed_out && !model.is_in_flight(track, wait, span)
 }
 
 /// The environment's values by name, with what the machine is.
@@ -291,7 +276,11 @@ fn round_trips(model: &Model, places: &mut Places) -> BTreeMap<String, Durations
     for sample in &model.samples {
         let Some(peer) = hops::sampled_peer(sample).filter(|_| sample.rtt_ns != 0) else { continue };
         let slice = slice_of(window, sample.time_ns);
-        hops.entry(peer.to_string()).or_default().add(slice, sample.rtt_ns, places);
+        hops.entry(peer.to_string()).or_default().add(
+            u8::try_from(slice).unwrap_or(u8::MAX),
+            sample.rtt_ns,
+            places,
+        );
     }
     hops
 }

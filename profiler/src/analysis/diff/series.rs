@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::hash::FastMap;
 use crate::model::thread::Interval;
 
 /// Slices of a recording. Enough for the bootstrap to see the spread, few enough that a slice of a recording of
@@ -59,17 +60,16 @@ pub struct Places(usize);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Durations {
     /// Count and sum by slice and place.
-    places: BTreeMap<(u8, u16), (u64, u128)>,
+    places: FastMap<(u8, u16), (u64, u128)>,
     pub count: u64,
 }
 
 impl Durations {
     /// `places` bounds the memory of all durations of a recording together.
-    pub fn add(&mut self, slice: usize, value_ns: u64, places: &mut Places) {
+    pub fn add(&mut self, slice: u8, value_ns: u64, places: &mut Places) {
         self.count += 1;
-        let key = (u8::try_from(slice).unwrap_or(u8::MAX), place(value_ns));
-        let is_full = places.0 >= PLACES_MAX;
-        if is_full && !self.places.contains_key(&key) {
+        let key = (slice, place(value_ns));
+        if places.0 >= PLACES_MAX && !self.places.contains_key(&key) {
             return;
         }
         let entry = self.places.entry(key).or_insert_with(|| {
@@ -92,9 +92,10 @@ impl Durations {
     /// Median of each slice, and how many it is the median of.
     pub fn medians(&self) -> (Series, Series) {
         let (mut medians, mut counts) = ([0.0; SLICES], [0.0; SLICES]);
+        let sorted: BTreeMap<_, _> = self.places.iter().map(|(key, place)| (*key, *place)).collect();
         for (slice, (median, count)) in medians.iter_mut().zip(&mut counts).enumerate() {
             let slice = u8::try_from(slice).unwrap_or(u8::MAX);
-            let places = || self.places.range((slice, 0)..=(slice, u16::MAX)).map(|(_, place)| *place);
+            let places = || sorted.range((slice, 0)..=(slice, u16::MAX)).map(|(_, place)| *place);
             *median = median_of(places).unwrap_or(0.0);
             *count = places().map(|(count, _)| count as f64).sum();
         }

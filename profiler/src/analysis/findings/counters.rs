@@ -10,6 +10,7 @@ use crate::analysis::queues::counters::{CounterRow, moves};
 use crate::analysis::report::{Finding, Severity};
 use crate::model::cause::Cause;
 use crate::model::thread::Interval;
+use crate::trace::rdma::PortCounter;
 
 /// What a counter means.
 struct Meaning {
@@ -93,6 +94,15 @@ const ERRORS: [Meaning; 33] = [
 
 const LINK_DOWN: [&str; 2] = ["link_downed", "link_down_events_phy"];
 
+/// Whether a counter moved that a finding sets beside the stalls of that time.
+pub fn needs_stalls(samples: &[PortCounter]) -> bool {
+    let told = |name: &str| LINK_DOWN.contains(&name) || ERRORS.iter().any(|meaning| meaning.name == name);
+    let mut first: BTreeMap<(&str, u32, &str), u64> = BTreeMap::new();
+    samples.iter().filter(|one| told(&one.name)).any(|one| {
+        *first.entry((&one.device, one.port, &one.name)).or_insert(one.value) != one.value
+    })
+}
+
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
     let mut ports: BTreeMap<(&str, u32), Vec<(&Meaning, &CounterRow)>> = BTreeMap::new();
     let least = scene.thresholds.rdma.counter_errors.max(1);
@@ -113,14 +123,21 @@ fn moved<'a>(scene: &'a Scene<'_>, row: &'a CounterRow) -> Vec<Interval> {
     moves(scene.surroundings.counters, &row.device, row.port, &row.name)
 }
 
-/// Stalled time of all threads between the looks between which something moved.
+/// Stalled time of all threads between the looks between which something moved: what fell together, not what caused what.
 fn stalled_meanwhile(scene: &Scene<'_>, moves: &[Interval]) -> u64 {
     let mut sum = 0_u64;
     for stall in scene.surroundings.stalls {
-        for interval in moves {
-            let start = stall.start_ns.max(interval.start_ns);
-            sum = sum.saturating_add(stall.end_ns.min(interval.end_ns).saturating_sub(start));
-        }
+        let whole = stall.end_ns.saturating_sub(stall.start_ns).max(1);
+        // The intervals are apart and in order.
+        let first = moves.partition_point(|interval| interval.end_ns <= stall.start_ns);
+        let meet = moves.iter().skip(first).take_while(|interval| interval.start_ns < stall.end_ns);
+        let overlap: u64 = meet
+            .map(|interval| {
+                stall.end_ns.min(interval.end_ns).saturating_sub(stall.start_ns.max(interval.start_ns))
+            })
+            .fold(0, u64::saturating_add);
+        let part = u128::from(overlap) * u128::from(stall.weight_ns) / u128::from(whole);
+        sum = sum.saturating_add(u64::try_from(part).unwrap_or(u64::MAX));
     }
     sum
 }
@@ -153,7 +170,7 @@ fn errors(scene: &Scene<'_>, device: &str, port: u32, rows: &[(&Meaning, &Counte
         .take(32)
         .map(|(meaning, row)| json!({ "name": row.name, "delta": row.delta, "meaning": meaning.what, "hard": meaning.hard }))
         .collect();
-    let window_ns = scene.surroundings.window.start_ns;
+    let window_ns = scene.surroundings.window_start_ns;
     let proof = json!({
         "device": device, "port": port, "counters": counters, "moved_times": intervals.len(),
         "first_moved_by_ns": intervals.first().map(|one| one.end_ns.saturating_sub(window_ns)),
@@ -184,7 +201,7 @@ fn port_event(scene: &Scene<'_>, row: &CounterRow) -> Finding {
         count(row.delta, "time", "times"),
         time(meanwhile_ns)
     );
-    let window_ns = scene.surroundings.window.start_ns;
+    let window_ns = scene.surroundings.window_start_ns;
     let seen: Vec<u64> = intervals.iter().take(8).map(|one| one.end_ns.saturating_sub(window_ns)).collect();
     let proof = json!({
         "device": row.device, "port": row.port, "counter": row.name, "count": row.delta, "seen_by_ns": seen,

@@ -1,6 +1,6 @@
 //! Colours of frames: each cause has its own, the way there is pale.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use inferno::flamegraph::color::{Color, PaletteMap};
 
@@ -10,7 +10,7 @@ use crate::render::tree::{FrameKind, WeightedStack};
 /// A colour for every frame of `stacks`. Frames of equal name share one, that of the last of their kinds: the
 /// resolver's `getaddrinfo` is the same whether a stack leads through it or the probe alone saw it.
 pub(super) fn palette(stacks: &[WeightedStack]) -> PaletteMap {
-    let mut kinds: BTreeMap<&str, FrameKind> = BTreeMap::new();
+    let mut kinds: HashMap<&str, FrameKind> = HashMap::new();
     for frame in stacks.iter().flat_map(|stack| &stack.frames) {
         let kind = kinds.entry(&frame.name).or_insert(frame.kind);
         *kind = frame.kind.max(*kind);

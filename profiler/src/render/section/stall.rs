@@ -45,13 +45,14 @@ struct Sum<'a> {
 /// Stalled time by thread, cause and peer, most first.
 pub(in crate::render) fn worst_stalls(analysis: &Analysis) -> Vec<WorstStall> {
     let mut sums: HashMap<(Cause, &str, u32), Sum<'_>> = HashMap::new();
-    for stall in analysis.stalls.iter().filter(|stall| stall.cause != Cause::SchedRunq) {
+    for (stall, count) in analysis.stall_sums().filter(|(stall, _)| stall.cause != Cause::SchedRunq) {
         let sum = sums.entry((stall.cause, &stall.peer, stall.tid)).or_default();
         sum.total_ns = sum.total_ns.saturating_add(stall.weight_ns);
-        sum.count += 1;
-        sum.in_flight += u64::from(stall.in_flight);
+        let is_first = sum.count == 0;
+        sum.count += count;
+        sum.in_flight += if stall.in_flight { count } else { 0 };
         let length = stall.end_ns.saturating_sub(stall.start_ns);
-        if length > sum.longest_ns || sum.count == 1 {
+        if length > sum.longest_ns || is_first {
             sum.detail = &stall.detail;
             sum.longest_ns = length;
             sum.began_earlier = stall.began_earlier;

@@ -17,7 +17,7 @@ pub struct Labels {
 impl Labels {
     pub fn new(analysis: &Analysis) -> Labels {
         let tasks: BTreeSet<(u32, u32)> =
-            analysis.stalls.iter().map(|stall| (stall.pid, stall.tid)).collect();
+            analysis.stall_sums().map(|(stall, _)| (stall.pid, stall.tid)).collect();
         let pids: BTreeSet<u32> = tasks.iter().map(|(pid, _)| *pid).collect();
 
         let mut of_name: HashMap<&str, u32> = HashMap::new();
