@@ -61,11 +61,26 @@ const ERRORS: [Meaning; 33] = [
     meaning("link_error_recovery", true, Advice::Cable, "the link had to be trained again"),
     meaning("local_link_integrity_errors", true, Advice::Cable, "too many damaged packets in a row"),
     meaning("port_rcv_errors", true, Advice::Cable, "packets received damaged"),
-    meaning("port_rcv_remote_physical_errors", true, Advice::Cable, "packets that were damaged before the last switch"),
+    meaning(
+        "port_rcv_remote_physical_errors",
+        true,
+        Advice::Cable,
+        "packets that were damaged before the last switch",
+    ),
     meaning("port_rcv_switch_relay_errors", true, Advice::Losses, "packets that could not be passed on"),
     meaning("port_xmit_discards", true, Advice::Losses, "packets thrown away at sending"),
-    meaning("port_rcv_constraint_errors", true, Advice::Program, "packets received against the partition's rules"),
-    meaning("port_xmit_constraint_errors", true, Advice::Program, "packets not sent for the partition's rules"),
+    meaning(
+        "port_rcv_constraint_errors",
+        true,
+        Advice::Program,
+        "packets received against the partition's rules",
+    ),
+    meaning(
+        "port_xmit_constraint_errors",
+        true,
+        Advice::Program,
+        "packets not sent for the partition's rules",
+    ),
     meaning("excessive_buffer_overrun_errors", true, Advice::Losses, "the port's buffer ran over"),
     meaning("VL15_dropped", false, Advice::Losses, "management packets dropped"),
     meaning("rx_icrc_encapsulated", true, Advice::Cable, "RoCE packets with a wrong checksum"),
@@ -76,19 +91,34 @@ const ERRORS: [Meaning; 33] = [
     meaning("out_of_buffer", false, Advice::Receiver, "packets dropped since no receive was posted"),
     meaning("rx_out_of_buffer", false, Advice::Receiver, "packets dropped since no receive was posted"),
     meaning("out_of_sequence", false, Advice::Losses, "packets that came out of order: one before was lost"),
-    meaning("out_of_seq_request", false, Advice::Losses, "packets that came out of order: one before was lost"),
+    meaning(
+        "out_of_seq_request",
+        false,
+        Advice::Losses,
+        "packets that came out of order: one before was lost",
+    ),
     meaning("rcvd_seq_err", false, Advice::Losses, "the peer says that packets are missing"),
     meaning("packet_seq_err", false, Advice::Losses, "the peer says that packets are missing"),
     meaning("implied_nak_seq_err", false, Advice::Losses, "the peer's answers show that packets are missing"),
     meaning("local_ack_timeout_err", false, Advice::Losses, "no answer in time, sent again"),
     meaning("completer_retry_err", false, Advice::Losses, "no answer in time, sent again"),
-    meaning("duplicate_request", false, Advice::Losses, "requests that came twice: the answer was lost or late"),
+    meaning(
+        "duplicate_request",
+        false,
+        Advice::Losses,
+        "requests that came twice: the answer was lost or late",
+    ),
     meaning("rnr_nak_retry_err", false, Advice::Receiver, "the peer had no receive posted, sent again"),
     meaning("rcvd_rnr_err", false, Advice::Receiver, "the peer had no receive posted, sent again"),
     meaning("retry_exceeded_err", true, Advice::Losses, "given up after all retries"),
     meaning("retry_rnr_exceeded_err", true, Advice::Receiver, "given up: the peer had no receive posted"),
     meaning("req_remote_access_errors", true, Advice::Program, "the peer refused access to its memory"),
-    meaning("resp_remote_access_errors", true, Advice::Program, "a peer asked for memory that it may not have"),
+    meaning(
+        "resp_remote_access_errors",
+        true,
+        Advice::Program,
+        "a peer asked for memory that it may not have",
+    ),
     meaning("req_remote_invalid_request", true, Advice::Program, "the peer took a request for invalid"),
 ];
 
@@ -98,9 +128,10 @@ const LINK_DOWN: [&str; 2] = ["link_downed", "link_down_events_phy"];
 pub fn needs_stalls(samples: &[PortCounter]) -> bool {
     let told = |name: &str| LINK_DOWN.contains(&name) || ERRORS.iter().any(|meaning| meaning.name == name);
     let mut first: BTreeMap<(&str, u32, &str), u64> = BTreeMap::new();
-    samples.iter().filter(|one| told(&one.name)).any(|one| {
-        *first.entry((&one.device, one.port, &one.name)).or_insert(one.value) != one.value
-    })
+    samples
+        .iter()
+        .filter(|one| told(&one.name))
+        .any(|one| *first.entry((&one.device, one.port, &one.name)).or_insert(one.value) != one.value)
 }
 
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
@@ -113,7 +144,8 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Finding> {
     }
     let mut findings: Vec<Finding> =
         ports.into_iter().map(|((device, port), rows)| errors(scene, device, port, &rows)).collect();
-    let down = scene.report.counters.iter().filter(|row| row.delta > 0 && LINK_DOWN.contains(&row.name.as_str()));
+    let down =
+        scene.report.counters.iter().filter(|row| row.delta > 0 && LINK_DOWN.contains(&row.name.as_str()));
     findings.extend(down.map(|row| port_event(scene, row)));
     findings
 }
@@ -158,8 +190,11 @@ fn union(mut intervals: Vec<Interval>) -> Vec<Interval> {
 fn errors(scene: &Scene<'_>, device: &str, port: u32, rows: &[(&Meaning, &CounterRow)]) -> Finding {
     let mut rows: Vec<&(&Meaning, &CounterRow)> = rows.iter().collect();
     rows.sort_by_key(|(meaning, row)| (!meaning.hard, std::cmp::Reverse(row.delta)));
-    let shown: Vec<String> =
-        rows.iter().take(3).map(|(meaning, row)| format!("{} +{} ({})", row.name, row.delta, meaning.what)).collect();
+    let shown: Vec<String> = rows
+        .iter()
+        .take(3)
+        .map(|(meaning, row)| format!("{} +{} ({})", row.name, row.delta, meaning.what))
+        .collect();
     let intervals = union(rows.iter().flat_map(|(_, row)| moved(scene, row)).collect());
     let meanwhile_ns = stalled_meanwhile(scene, &intervals);
     let more = rows.len().saturating_sub(shown.len());
@@ -186,7 +221,8 @@ fn errors(scene: &Scene<'_>, device: &str, port: u32, rows: &[(&Meaning, &Counte
     advice.extend(kinds.into_iter().map(|kind| kind.text(device)));
     let hard = rows.iter().any(|(meaning, _)| meaning.hard);
     let sum: u64 = rows.iter().map(|(_, row)| row.delta).fold(0, u64::saturating_add);
-    let often = sum as f64 * 1e9 >= scene.thresholds.rdma.counter_errors_per_second * scene.window_ns() as f64;
+    let often =
+        sum as f64 * 1e9 >= scene.thresholds.rdma.counter_errors_per_second * scene.window_ns() as f64;
     let severity = if hard || often { Severity::Warning } else { Severity::Info };
     finding("rdma.counter_errors", severity, Cause::RdmaRetry, 0, summary, proof, &advice)
 }

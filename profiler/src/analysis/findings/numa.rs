@@ -74,7 +74,11 @@ fn remote_nic(place: &Place, pid: u32, nic: &PciDevice) -> Option<Finding> {
         .collect();
     let shown: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     let at = list(shown.iter().map(String::as_str));
-    let mut summary = format!("Process {pid} uses {} on NUMA node {}, and its {what}s are on node {at}", name(nic), nic.node);
+    let mut summary = format!(
+        "Process {pid} uses {} on NUMA node {}, and its {what}s are on node {at}",
+        name(nic),
+        nic.node
+    );
     if nearer.is_empty() {
         summary.push_str("; no adapter is on that node.");
     } else {
@@ -84,7 +88,8 @@ fn remote_nic(place: &Place, pid: u32, nic: &PciDevice) -> Option<Finding> {
         "pid": pid, "nic": nic.name, "nic_node": nic.node, "compared_with": what, "nodes": nodes, "nearer": nearer,
         "evidence": if what == "GPU" { "measured.kernel" } else { "inferred" },
     });
-    let mut advice = vec!["nvidia-smi topo -m   # SYS between GPU and adapter: across the processors' link".to_owned()];
+    let mut advice =
+        vec!["nvidia-smi topo -m   # SYS between GPU and adapter: across the processors' link".to_owned()];
     if what == "GPU" {
         advice.push(
             "Let NCCL choose (unset NCCL_IB_HCA and NCCL_CROSS_NIC), or name an adapter of the GPU's node; check that the \
@@ -145,10 +150,17 @@ fn roce_finding(port: &RdmaPort, pids: &[u32], by_setting: Option<(&str, u32)>, 
         "v2_index": better.map(|gid| gid.index), "mtu": port.mtu,
         "evidence": if by_setting.is_some() { "derived" } else { "measured.kernel" },
     });
-    let mut advice = vec!["show_gids   # or: grep . /sys/class/infiniband/*/ports/*/gid_attrs/types/* 2>/dev/null".to_owned()];
+    let mut advice = vec![
+        "show_gids   # or: grep . /sys/class/infiniband/*/ports/*/gid_attrs/types/* 2>/dev/null".to_owned(),
+    ];
     advice.push(match better {
-        Some(gid) => format!("Unset the variable (NCCL 2.21 and later choose v2), or set it to {}, a v2 address of this port.", gid.index),
-        None => "Give the network device an IP address, and see that RoCE v2 is on (cma_roce_mode).".to_owned(),
+        Some(gid) => format!(
+            "Unset the variable (NCCL 2.21 and later choose v2), or set it to {}, a v2 address of this port.",
+            gid.index
+        ),
+        None => {
+            "Give the network device an IP address, and see that RoCE v2 is on (cma_roce_mode).".to_owned()
+        }
     });
     let severity = if by_setting.is_some() && has_v2 { Severity::Warning } else { Severity::Info };
     finding("rdma.roce_v1", severity, Cause::RdmaWire, 0, summary, proof, &advice)

@@ -48,8 +48,10 @@ fn links(place: &Place) -> BTreeMap<&str, (&PciDevice, Option<&PciDevice>, BTree
         for pair in way.chunks(2) {
             let Some(&lower) = pair.first() else { continue };
             let upper = pair.get(1).copied();
-            let is_link = |kind: Option<u8>, below: bool| kind.is_none_or(|kind| LINK_BELOW.contains(&kind) == below);
-            if !is_link(lower.port_type, false) || upper.is_some_and(|upper| !is_link(upper.port_type, true)) {
+            let is_link =
+                |kind: Option<u8>, below: bool| kind.is_none_or(|kind| LINK_BELOW.contains(&kind) == below);
+            if !is_link(lower.port_type, false) || upper.is_some_and(|upper| !is_link(upper.port_type, true))
+            {
                 break;
             }
             let entry = links.entry(lower.address.as_str()).or_insert((lower, upper, BTreeSet::new()));
@@ -90,7 +92,11 @@ fn degraded_link(lower: &PciDevice, upper: Option<&PciDevice>, used: &BTreeSet<&
     if slow && lower.role != PciRole::Gpu {
         parts.push(format!("{} GT/s where {} {} GT/s", giga(link.speed), can(upper, known), giga(speed)));
     }
-    let summary = format!("The PCIe link {ends} runs at {}; {} below it.", parts.join(" and "), list(used.iter().copied()));
+    let summary = format!(
+        "The PCIe link {ends} runs at {}; {} below it.",
+        parts.join(" and "),
+        list(used.iter().copied())
+    );
     let proof = json!({
         "device": lower.address, "name": lower.name, "upstream": upper.map(|upper| upper.address.as_str()),
         "width": link.width, "width_max": link.width_max, "upstream_width_max": above.map(|above| above.width_max),
@@ -99,7 +105,15 @@ fn degraded_link(lower: &PciDevice, upper: Option<&PciDevice>, used: &BTreeSet<&
         "speed_counts": lower.role == PciRole::Nic,
     });
     let severity = if known { Severity::Warning } else { Severity::Info };
-    Some(finding("pcie.link_degraded", severity, cause(lower), 0, summary, proof, &degraded_advice(lower, upper)))
+    Some(finding(
+        "pcie.link_degraded",
+        severity,
+        cause(lower),
+        0,
+        summary,
+        proof,
+        &degraded_advice(lower, upper),
+    ))
 }
 
 fn can(upper: Option<&PciDevice>, known: bool) -> &'static str {
@@ -108,11 +122,16 @@ fn can(upper: Option<&PciDevice>, known: bool) -> &'static str {
 
 fn degraded_advice(lower: &PciDevice, upper: Option<&PciDevice>) -> Vec<String> {
     let address = in_command(Some(&lower.address.replace(':', "-"))).replace('-', ":");
-    let mut advice = vec![format!("sudo lspci -vvs {address} | grep -E 'LnkCap|LnkSta'   # \"downgraded\" says the same")];
+    let mut advice =
+        vec![format!("sudo lspci -vvs {address} | grep -E 'LnkCap|LnkSta'   # \"downgraded\" says the same")];
     if upper.is_none() {
-        advice.push("Its slot is not seen from here (a virtual machine?): look at it on the host.".to_owned());
+        advice
+            .push("Its slot is not seen from here (a virtual machine?): look at it on the host.".to_owned());
     }
-    advice.push("sudo dmesg | grep -iE 'aer|pcie bus error|available pcie bandwidth'   # errors of the link".to_owned());
+    advice.push(
+        "sudo dmesg | grep -iE 'aer|pcie bus error|available pcie bandwidth'   # errors of the link"
+            .to_owned(),
+    );
     advice.push(
         "Drain the node, power it off, reseat the card and its riser or cable; when it comes back as narrow, move the \
          card to another slot to tell a bad card from a bad slot. Slot bifurcation in the firmware's setup does it too."
@@ -208,15 +227,19 @@ fn shared_uplink(place: &Place, bridge: &PciDevice) -> Option<Finding> {
         .filter(|device| device.role != PciRole::Bridge)
         .filter(|device| place.way_up(device).iter().skip(1).any(|up| up.address == bridge.address))
         .collect();
-    let used: Vec<&PciDevice> =
-        place.all_used().into_iter().filter(|device| below.iter().any(|one| one.address == device.address)).collect();
+    let used: Vec<&PciDevice> = place
+        .all_used()
+        .into_iter()
+        .filter(|device| below.iter().any(|one| one.address == device.address))
+        .collect();
     let up = u64::from(bridge.link.width) * u64::from(bridge.link.speed);
     let down: u64 = used.iter().map(|device| capacity(device)).sum();
     // An uplink whose figures are not known, or that takes it all, is no trouble.
     if up == 0 || down <= up {
         return None;
     }
-    let names = |devices: &[&PciDevice]| devices.iter().map(|device| name(device).to_owned()).collect::<Vec<_>>();
+    let names =
+        |devices: &[&PciDevice]| devices.iter().map(|device| name(device).to_owned()).collect::<Vec<_>>();
     let (used, below) = (names(&used), names(&below));
     let summary = format!(
         "{} share the PCIe uplink of {} (x{} at {} GT/s), which carries 1/{:.1} of what their own links do.",

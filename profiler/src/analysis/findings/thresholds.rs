@@ -158,7 +158,13 @@ pub struct Rdma {
 
 impl Default for Rdma {
     fn default() -> Rdma {
-        Rdma { queue_ratio: 1.0, queue_requests: 20, queue_stall: Duration::from_millis(20), counter_errors: 1, counter_errors_per_second: 10.0 }
+        Rdma {
+            queue_ratio: 1.0,
+            queue_requests: 20,
+            queue_stall: Duration::from_millis(20),
+            counter_errors: 1,
+            counter_errors_per_second: 10.0,
+        }
     }
 }
 

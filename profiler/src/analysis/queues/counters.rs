@@ -45,7 +45,8 @@ pub fn rows(samples: &[PortCounter]) -> Vec<CounterRow> {
 
 /// Between which looks a counter moved, in order.
 pub fn moves(samples: &[PortCounter], device: &str, port: u32, name: &str) -> Vec<Interval> {
-    let of_counter = samples.iter().filter(|one| one.port == port && one.device == device && one.name == name);
+    let of_counter =
+        samples.iter().filter(|one| one.port == port && one.device == device && one.name == name);
     let mut values: Samples = of_counter.map(|one| (one.time_ns, one.value)).collect();
     values.sort_unstable();
     let pairs = values.iter().zip(values.iter().skip(1));
