@@ -22,7 +22,8 @@ fn reason(pid: u32) -> String {
 fn doctor(pid: u32) -> (String, String) {
     let output = stallscope(&["doctor", "--format", "json", "--pid", &pid.to_string()]);
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let row = document["checks"].as_array().unwrap().iter().find(|row| row["name"] == "CUDA").unwrap().clone();
+    let row =
+        document["checks"].as_array().unwrap().iter().find(|row| row["name"] == "CUDA").unwrap().clone();
     (row["state"].as_str().unwrap().to_owned(), row["detail"].as_str().unwrap().to_owned())
 }
 

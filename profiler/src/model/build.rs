@@ -134,6 +134,10 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::PciDevice(device) => self.model.place.add_device(device),
+            Record::RdmaPort(port) => self.model.place.add_port(port),
+            Record::DeviceUse(one) => self.model.place.add_use(one),
+            Record::ThreadPlace(place) => self.model.place.add_thread(place),
             Record::GpuName(name) => self.model.gpu.add_name(&name),
             Record::GpuActivities(batch) => {
                 if !self.model.gpu.add(&batch) {

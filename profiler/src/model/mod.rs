@@ -23,6 +23,7 @@ pub mod intern;
 pub mod marker;
 pub mod owners;
 pub mod packed;
+pub mod place;
 pub mod python;
 pub mod queue;
 pub mod socket;
@@ -78,6 +79,8 @@ pub struct Model {
     pub rdma: queue::Rdma,
     /// Calls of the marker function.
     pub marker: marker::Markers,
+    /// Where GPUs and adapters sit.
+    pub place: place::Place,
     /// What ran on GPUs.
     pub gpu: gpu::Gpu,
     /// The topology that the recording was given, as it stands in the trace.

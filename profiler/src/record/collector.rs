@@ -3,6 +3,7 @@
 mod coverage;
 mod gpu;
 mod marker;
+mod place;
 mod verbs;
 
 use profiler_common::Call;
@@ -12,6 +13,7 @@ use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
 use super::marker_watch::MarkerWatch;
+use super::place::PlaceWatch;
 use super::progress::Totals;
 use super::python_looks::PythonLooks;
 use super::python_thread::PythonThread;
@@ -23,6 +25,7 @@ use super::verbs_watch::VerbsWatch;
 use crate::probes::event::{Event, Registers};
 use crate::probes::{ProbeError, ProbeSet};
 use crate::symbols::Symbolizer;
+use crate::target::place::SysRoot;
 use crate::target::process::thread_time;
 use crate::target::resolver::ResolverLibrary;
 use crate::target::{ProcRoot, ResolverLibraries, TargetSet, environment, set::Change};
@@ -70,6 +73,7 @@ pub struct Collector {
     held: HeldWaits,
     verbs: VerbsWatch,
     marker: Option<MarkerWatch>,
+    place: PlaceWatch,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -92,6 +96,7 @@ impl Collector {
             write_error: None,
             resolvers: ResolverLibraries::new(root.clone()),
             verbs: VerbsWatch::new(root.clone(), None),
+            place: PlaceWatch::new(root.clone(), SysRoot::default(), false),
             root,
             symbols,
             sockets,

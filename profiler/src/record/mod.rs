@@ -10,6 +10,7 @@ pub mod held_waits;
 mod host;
 mod marker_watch;
 pub mod options;
+mod place;
 pub mod progress;
 pub mod python_looks;
 pub mod python_thread;

@@ -103,6 +103,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     collector.watch_verbs(options.verbs);
     collector.watch_gpus(gpu);
     collector.watch_marker(marker);
+    collector.watch_place(options.verbs.is_some() || options.gpu == GpuTimes::Wanted);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
     if let Some(chosen) = &options.topology {
@@ -314,6 +315,7 @@ async fn watch_until(
                 collector.write_counts(probes);
                 collector.write_thread_times();
                 collector.refresh_verbs(probes);
+                collector.look_at_place();
                 collector.write_samples(probes);
             }
             _ = drain.tick() => collector.drain(probes),
@@ -343,6 +345,7 @@ fn finish(
         log::warn!("{error}");
     }
     collector.finish_verbs(end_ns);
+    collector.finish_place(end_ns);
     collector.write_samples(&probes);
     collector.housekeeping(&mut probes);
     collector.look_at_sockets(false);

@@ -16,6 +16,7 @@ pub mod marker;
 pub mod netlink;
 pub mod netns;
 pub mod owners;
+pub mod place;
 pub mod process;
 pub mod resolv_conf;
 pub mod resolver;

@@ -93,4 +93,8 @@ kinds! {
     GpuActivities = 42,
     MarkerFunction = 60,
     MarkerCalls = 61,
+    PciDevice = 72,
+    RdmaPort = 73,
+    DeviceUse = 74,
+    ThreadPlace = 75,
 }

@@ -9,6 +9,7 @@ pub mod gpu;
 pub mod ids;
 pub mod kind;
 pub mod marker;
+pub mod place;
 pub mod rdma;
 pub mod reader;
 pub mod record;

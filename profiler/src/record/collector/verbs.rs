@@ -17,6 +17,7 @@ impl Collector {
         match event {
             Event::RdmaPost(post, address) => {
                 self.totals.events += 1;
+                self.place.posted(post.pid, post.tid);
                 if let Some(pair) = self.verbs.posted(post, *address) {
                     self.write(Record::QueuePair(pair));
                 }
