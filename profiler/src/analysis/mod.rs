@@ -111,11 +111,13 @@ pub fn analyse_with(
     let connects = connects::Connects::new(&model);
     let far_ends = far_end::FarEnds::new(&model);
     let mut late = late::Collector::new(&far_ends, model.whole());
+    // Stalls are set beside counters that moved meanwhile: that needs each with its times.
+    let merge_stalls = options.merge_stalls && !findings::needs_stalls(&model.rdma.counters);
     let pass = sums::Pass {
         model: &model,
         context: &Context::new(&model),
         connects: &connects,
-        each: !options.merge_stalls,
+        each: !merge_stalls,
     };
     let mut sums = pass.sum_up(&mut late, progress);
     // What they were packed into is not needed any more.
@@ -157,7 +159,7 @@ pub fn analyse_with(
     report.coverage.probes.extend(places.gaps(&report.hops));
     let mut analysis = Analysis::default();
     let stalls = sums.take_stalls(&model, std::mem::take(&mut dns.labels));
-    if options.merge_stalls {
+    if merge_stalls {
         analysis.merged = stalls.collect();
     } else {
         analysis.stalls = stalls.map(|(stall, _)| stall).collect();
@@ -173,6 +175,10 @@ pub fn analyse_with(
         socket_queues: &socket_queues::SocketQueues::new(&model),
         places: &places,
         queues: &queues.queues,
+        place: &model.place,
+        counters: &model.rdma.counters,
+        stalls: &analysis.stalls,
+        window_start_ns: model.window.start_ns,
     };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 

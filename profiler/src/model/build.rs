@@ -134,9 +134,21 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::PciDevice(device) => self.model.place.add_device(device),
+            Record::RdmaPort(port) => self.model.place.add_port(port),
+            Record::DeviceUse(one) => self.model.place.add_use(one),
+            Record::ThreadPlace(place) => self.model.place.add_thread(place),
             Record::GpuName(name) => self.model.gpu.add_name(&name),
             Record::GpuActivities(batch) => {
                 if !self.model.gpu.add(&batch) {
+                    self.inconsistent += 1;
+                }
+            }
+            Record::MarkerFunction(function) => self.model.marker.add_function(function),
+            Record::MarkerCalls(calls) => {
+                if self.model.marker.add(calls) {
+                    self.saw(calls.end_ns);
+                } else {
                     self.inconsistent += 1;
                 }
             }
@@ -270,6 +282,7 @@ impl Builder {
             self.saw(first);
             self.saw(last);
         }
+        self.model.dns_messages.extend(block.unsent.iter().cloned());
         let tables = &mut self.model.waits;
         let stacks: Vec<StacksId> =
             block.stacks.iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
@@ -367,6 +380,7 @@ impl Builder {
         model.owners = Owners { ns_tids: self.ns_tids, threads: self.thread_ids.into_keys().collect() };
         model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
+        model.marker.finish();
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
         model.gpu.clip(whole);

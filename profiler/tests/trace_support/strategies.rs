@@ -7,6 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use stallscope::trace::TraceWriter;
 use stallscope::trace::kind::Kind;
+use stallscope::trace::place::{DeviceUse, Gid, PciDevice, PciLink, PciRole, RdmaPort, ThreadPlace};
 use stallscope::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
 use stallscope::trace::record::{
     ApiCall, CallCount, Clock, Coverage, CpuSamples, Direction, DnsMessage, End, Ends, Environment,
@@ -296,6 +297,28 @@ fn rdma() -> impl Strategy<Value = Record> {
     ]
 }
 
+fn place() -> impl Strategy<Value = Record> {
+    let address = || ("[0-9a-f]{4}:[0-9a-f]{2}", text()).prop_map(|(one, other)| format!("{one}{other}"));
+    prop_oneof![
+        (address(), text(), any::<[u32; 4]>(), any::<i32>(), any::<Option<u16>>(), any::<Option<u8>>())
+            .prop_map(|(address, name, [width, width_max, speed, speed_max], node, acs, port_type)| {
+                let link = PciLink { width, width_max, speed, speed_max };
+                let (parent, root) = (name.clone(), address.clone());
+                let role = [PciRole::Gpu, PciRole::Nic, PciRole::Bridge][(width % 3) as usize];
+                Record::PciDevice(PciDevice { address, name, role, parent, root, node, link, port_type, acs })
+            }),
+        (text(), text(), any::<[u32; 3]>()).prop_map(|(device, gid, [port, mtu, index])| {
+            let gids = vec![Gid { index, gid: gid.clone(), kind: device.clone() }];
+            let (state, rate, netdev) = (gid.clone(), gid.clone(), gid.clone());
+            Record::RdmaPort(RdmaPort { device, port, link_layer: gid, state, rate, netdev, mtu, gids })
+        }),
+        (any::<u32>(), text()).prop_map(|(pid, device)| Record::DeviceUse(DeviceUse { pid, device })),
+        (number(), any::<[u32; 3]>(), any::<i32>()).prop_map(|(time_ns, [pid, tid, cpu], node)| {
+            Record::ThreadPlace(ThreadPlace { time_ns, pid, tid, cpu, node })
+        }),
+    ]
+}
+
 /// Any record but the end.
 pub fn record() -> impl Strategy<Value = Record> {
     prop_oneof![
@@ -313,6 +336,7 @@ pub fn record() -> impl Strategy<Value = Record> {
             .prop_map(|(time_ns, pid, socket)| Record::Retransmit(Retransmit { time_ns, pid, socket })),
         1 => sample().prop_map(Record::Socket),
         2 => rdma(),
+        1 => place(),
         1 => (text(), text()).prop_map(|(path, text)| Record::Topology(TopologyFile { path, text })),
     ]
 }

@@ -17,6 +17,7 @@ use super::socket_queues::SocketQueues;
 use crate::model::cause::Cause;
 use crate::trace::record::Environment;
 
+mod counters;
 mod dns_failure;
 mod dns_retry;
 mod dns_reverse;
@@ -31,6 +32,8 @@ mod net_hops;
 mod net_hosts;
 mod net_racks;
 mod net_silent;
+mod numa;
+mod pcie;
 mod rdma;
 mod resolver;
 mod tcp;
@@ -39,6 +42,7 @@ mod tests;
 mod text;
 pub mod thresholds;
 
+pub use self::counters::needs_stalls;
 use self::kept::Kept;
 pub use self::thresholds::Thresholds;
 
@@ -55,6 +59,12 @@ pub struct Surroundings<'a> {
     pub socket_queues: &'a SocketQueues,
     pub places: &'a Places,
     pub queues: &'a [super::queues::Queue],
+    pub place: &'a crate::model::place::Place,
+    /// Samples of the table `counters`.
+    pub counters: &'a [crate::trace::rdma::PortCounter],
+    /// One by one; empty where they were added up and nothing in `counters` asks for more.
+    pub stalls: &'a [super::stall::Stall],
+    pub window_start_ns: u64,
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
@@ -76,6 +86,9 @@ pub fn find(
     tcp::find(&scene, &mut kept);
     kept.extend(net::find(&scene));
     kept.extend(rdma::find(&scene));
+    kept.extend(counters::find(&scene));
+    kept.extend(pcie::find(&scene));
+    kept.extend(numa::find(&scene));
     dns_server::subsume(kept.held());
     kept.finish()
 }

@@ -150,11 +150,21 @@ pub struct Rdma {
     /// … and time in which the queue pair had some that waited so.
     #[serde(with = "span")]
     pub queue_stall: Duration,
+    /// `rdma.counter_errors`: increase of one counter …
+    pub counter_errors: u64,
+    /// … and of all of a port for each second, from which on also counters that load alone can move are a warning.
+    pub counter_errors_per_second: f64,
 }
 
 impl Default for Rdma {
     fn default() -> Rdma {
-        Rdma { queue_ratio: 1.0, queue_requests: 20, queue_stall: Duration::from_millis(20) }
+        Rdma {
+            queue_ratio: 1.0,
+            queue_requests: 20,
+            queue_stall: Duration::from_millis(20),
+            counter_errors: 1,
+            counter_errors_per_second: 10.0,
+        }
     }
 }
 

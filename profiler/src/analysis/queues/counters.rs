@@ -1,9 +1,10 @@
-//! Counters of ports at the recording's two ends.
+//! Counters of ports at the recording's two ends, and when they moved between.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::thread::Interval;
 use crate::trace::rdma::PortCounter;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +41,17 @@ pub fn rows(samples: &[PortCounter]) -> Vec<CounterRow> {
         })
     };
     seen.into_iter().filter_map(row).collect()
+}
+
+/// Between which looks a counter moved, in order.
+pub fn moves(samples: &[PortCounter], device: &str, port: u32, name: &str) -> Vec<Interval> {
+    let of_counter =
+        samples.iter().filter(|one| one.port == port && one.device == device && one.name == name);
+    let mut values: Samples = of_counter.map(|one| (one.time_ns, one.value)).collect();
+    values.sort_unstable();
+    let pairs = values.iter().zip(values.iter().skip(1));
+    let moved = pairs.filter(|(before, after)| after.1 > before.1);
+    moved.map(|(before, after)| Interval { start_ns: before.0, end_ns: after.0 }).collect()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::analysis::late::Late;
 use crate::analysis::places::Places;
 use crate::analysis::report::{Finding, Report, TargetRow};
 use crate::analysis::socket_queues::SocketQueues;
+use crate::model::place::Place;
 use crate::trace::record::Environment;
 
 mod dns;
@@ -57,6 +58,7 @@ fn found_with(
     };
     let environment: Vec<Environment> = environment.iter().map(entry).collect();
     let places = Places::default();
+    let place = Place::default();
     let surroundings = Surroundings {
         environment: &environment,
         far_ends,
@@ -65,6 +67,10 @@ fn found_with(
         socket_queues: &SocketQueues::default(),
         queues: &[],
         places: &places,
+        place: &place,
+        counters: &[],
+        stalls: &[],
+        window_start_ns: 0,
     };
     check(find(report, dns, surroundings, &Thresholds::default()))
 }
