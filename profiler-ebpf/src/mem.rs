@@ -34,3 +34,11 @@ pub fn user_bytes(to: *mut u8, len: u32, address: u64) -> bool {
     // SAFETY: the caller's bound; the verifier checks it too.
     unsafe { bpf_probe_read_user(to.cast(), len, address as *const _) == 0 }
 }
+
+/// The same number, of which the compiler knows nothing. What it knows it leaves out, and then an older kernel's
+/// verifier, which does not learn from a comparison of two numbers that it does not know, misses a bound.
+#[inline(always)]
+pub fn unknown(value: u64) -> u64 {
+    // SAFETY: reads a value on the stack.
+    unsafe { core::ptr::read_volatile(&raw const value) }
+}

@@ -13,6 +13,24 @@ use crate::user_memory::Current;
 use crate::wait::SingleWait;
 use crate::{api, emit, sample, settings, socket, stack};
 
+/// A wait that is yet to be filled in.
+static NEW: NonblockingWait = NonblockingWait {
+    start_ns: 0,
+    last_ns: 0,
+    run_delay_ns: 0,
+    start_run_delay_ns: 0,
+    tgid: 0,
+    polls: 0,
+    call: 0,
+    api: 0,
+    api_start_ns: 0,
+    user_stack: 0,
+    ip: 0,
+    sp: 0,
+    bp: 0,
+    sock: NO_SOCK,
+};
+
 #[inline(always)]
 pub fn key(tid: u32, fd: u32, receive: bool) -> NonblockingKey {
     let direction = if receive { NONBLOCKING_RECEIVE } else { NONBLOCKING_SEND };
@@ -53,12 +71,7 @@ pub extern "C" fn look(
     let open = unsafe { &mut *open };
     let run_delay_ns = run_delay_ns();
     if has_paused(open, now_ns, run_delay_ns) {
-        end(open, key, open.last_ns, WAIT_PAUSED, 0);
-        open.start_ns = thread.start_ns;
-        open.start_run_delay_ns = thread.run_delay_ns;
-        open.polls = 0;
-        open.user_stack = 0;
-        socket::describe(socket::own_file(key.fd as u32), key.fd as u32, &mut open.sock);
+        again(open, key, thread);
     }
     open.last_ns = now_ns;
     open.run_delay_ns = run_delay_ns;
@@ -74,36 +87,47 @@ pub extern "C" fn look(
     0
 }
 
-#[inline(always)]
-fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
+/// The wait so far ended with the look before, another one begins. A function of its own, as the next one: what it keeps
+/// on the stack is no part of the way to a copy of the user stack.
+#[inline(never)]
+extern "C" fn again(open: &mut NonblockingWait, key: &NonblockingKey, thread: &Thread) -> u32 {
+    end(open, key, open.last_ns, WAIT_PAUSED, 0);
+    open.start_ns = thread.start_ns;
+    open.start_run_delay_ns = thread.run_delay_ns;
+    open.polls = 0;
+    open.user_stack = 0;
+    socket::describe(socket::own_file(key.fd as u32), key.fd as u32, &mut open.sock);
+    0
+}
+
+#[inline(never)]
+extern "C" fn begin(thread: &mut Thread, key: &NonblockingKey, regs: &UserRegs, now_ns: u64) -> u32 {
     // Pipes, event and timer descriptors are none of our business.
     let file = socket::own_file(key.fd as u32);
     if !socket::is_socket(file) {
         return 0;
     }
-    let mut open = NonblockingWait {
-        start_ns: thread.start_ns,
-        last_ns: now_ns,
-        run_delay_ns: run_delay_ns(),
-        start_run_delay_ns: thread.run_delay_ns,
-        tgid: thread.tgid,
-        polls: 1,
-        call: thread.call,
-        api: 0,
-        api_start_ns: 0,
-        user_stack: 0,
-        ip: regs.ip,
-        sp: regs.sp,
-        bp: regs.bp,
-        sock: NO_SOCK,
-    };
+    // In place: it is too large for the stack, of which older kernels let all calls together have 512 bytes.
+    if NONBLOCKING.insert(key, &NEW, 0).is_err() {
+        emit::lost(Loss::NonblockingTable);
+        return 0;
+    }
+    let Some(open) = NONBLOCKING.get_ptr_mut(key) else { return 0 };
+    // SAFETY: the thread's own entry, made just now.
+    let open = unsafe { &mut *open };
+    open.start_ns = thread.start_ns;
+    open.last_ns = now_ns;
+    open.run_delay_ns = run_delay_ns();
+    open.start_run_delay_ns = thread.run_delay_ns;
+    open.tgid = thread.tgid;
+    open.polls = 1;
+    open.call = thread.call;
+    open.ip = regs.ip;
+    open.sp = regs.sp;
+    open.bp = regs.bp;
     let sock = socket::describe(file, key.fd as u32, &mut open.sock);
     crate::tcp::own(sock, &open.sock, thread.tgid);
-    if NONBLOCKING.insert(key, &open, 0).is_ok() {
-        thread.open_nonblocking += 1;
-    } else {
-        emit::lost(Loss::NonblockingTable);
-    }
+    thread.open_nonblocking += 1;
     0
 }
 
