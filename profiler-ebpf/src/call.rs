@@ -99,7 +99,7 @@ extern "C" fn note_dest(thread: *mut Thread) -> u32 {
     // SAFETY: callers pass a thread's entry.
     let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
     let from = thread.args[1];
-    thread.dest = dns::address(from);
+    dns::read_address(from, &mut thread.dest);
     if thread.dest.family != 0 || Current.read::<u16>(from) != Some(AF_UNIX) {
         return 0;
     }

@@ -5,10 +5,10 @@ use profiler_common::{Call, DnsRecord, Loss};
 
 use crate::call::Ended;
 use crate::call_class::{ACCEPT, ANY_FILE, RECEIVE, SEND, WITH_HEADS};
-use crate::mem::{member, user_bytes};
+use crate::mem::{member, unknown, user_bytes, user_bytes_up_to};
 use crate::repeat::{DONE, ON, repeat};
 use crate::socket::{AF_INET, AF_INET6, describe, is_socket, own_file, set_peer, sock_of};
-use crate::thread::{Dest, NO_DEST, Thread};
+use crate::thread::{Dest, Message, NO_DEST, NO_MESSAGE, Thread};
 use crate::user_memory::{Current, UserMemory};
 use crate::{api, emit, maps, offset};
 
@@ -29,26 +29,6 @@ const MSG_ERRQUEUE: u32 = 0x2000;
 struct DnsBuffer {
     record: DnsRecord,
     data: [u8; DNS_CAPTURE * 2],
-}
-
-/// Where a message lies in the program's memory.
-#[repr(C)]
-struct Message {
-    file: u64,
-    fd: u32,
-    /// 1 received, 0 sent.
-    receive: u32,
-    /// An array of `iovec`, or the bytes themselves where `pieces` is 0.
-    base: u64,
-    pieces: u64,
-    /// Bytes that were or would have been transferred.
-    len: u64,
-    /// A socket address, 0: none.
-    name: u64,
-    /// What the record says.
-    ret: i64,
-    now_ns: u64,
-    sp: u64,
 }
 
 /// The head of `struct msghdr`.
@@ -160,19 +140,16 @@ unsafe extern "C" fn error_step(index: u32, errors: *mut Errors) -> i64 {
     if error == 0 || peer_port(file) != PORT {
         return ON;
     }
-    let message = Message {
+    thread.message = Message {
         file,
         fd,
         receive: 1,
-        base: 0,
-        pieces: 0,
-        len: 0,
-        name: 0,
         ret: -i64::from(error),
         now_ns: errors.now_ns,
         sp: errors.sp,
+        ..NO_MESSAGE
     };
-    record_one(thread, errors.tid, &message);
+    record_one(thread, errors.tid);
     ON
 }
 
@@ -196,9 +173,7 @@ pub fn reads_errors(thread: &Thread) -> bool {
 
 #[inline(never)]
 fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
-    let (ret, now_ns, sp) = (ended.ret, ended.now_ns, ended.regs.sp);
     let call = thread.call;
-    let args = thread.args;
     let flags = receive_flags(thread);
     if flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
         return 0;
@@ -206,22 +181,27 @@ fn record_call(thread: &mut Thread, tid: u32, file: u64, ended: &Ended) -> u32 {
     if call == Call::Sendmmsg as u32 || call == Call::Recvmmsg as u32 {
         return record_many(thread, tid, file, ended);
     }
-    let receive = u32::from(RECEIVE.has(call));
-    let fd = args[0] as u32;
-    let mut message =
-        Message { file, fd, receive, base: args[1], pieces: 0, len: 0, name: 0, ret, now_ns, sp };
+    let ret = ended.ret;
+    thread.message = NO_MESSAGE;
+    thread.message.file = file;
+    thread.message.fd = thread.args[0] as u32;
+    thread.message.receive = u32::from(RECEIVE.has(call));
+    thread.message.base = thread.args[1];
+    thread.message.len = if ret >= 0 { ret as u64 } else { thread.args[2] };
+    thread.message.ret = ret;
+    thread.message.now_ns = ended.now_ns;
+    thread.message.sp = ended.regs.sp;
     if call == Call::Sendmsg as u32 || call == Call::Recvmsg as u32 {
-        let head: MessageHead = Current.read(args[1]).unwrap_or_default();
-        message.base = head.pieces;
-        message.pieces = head.piece_count;
-        message.name = head.name;
+        let head: MessageHead = Current.read(thread.args[1]).unwrap_or_default();
+        thread.message.base = head.pieces;
+        thread.message.pieces = head.piece_count;
+        thread.message.name = head.name;
     } else if call == Call::Readv as u32 || call == Call::Writev as u32 {
-        message.pieces = args[2];
+        thread.message.pieces = thread.args[2];
     } else if call == Call::Sendto as u32 || call == Call::Recvfrom as u32 {
-        message.name = args[4];
+        thread.message.name = thread.args[4];
     }
-    message.len = if ret >= 0 { ret as u64 } else { args[2] };
-    record_one(thread, tid, &message)
+    record_one(thread, tid)
 }
 
 /// What the loop over the messages of one call works on.
@@ -258,7 +238,7 @@ unsafe extern "C" fn many_step(index: u32, many: *mut Many) -> i64 {
     let at = many.vector + u64::from(index) * MMSGHDR;
     let head: MessageHead = Current.read(at).unwrap_or_default();
     let len: u32 = Current.read(at + MMSGHDR_LEN).unwrap_or(0);
-    let message = Message {
+    thread.message = Message {
         file: many.file,
         fd: thread.args[0] as u32,
         receive: u32::from(RECEIVE.has(thread.call)),
@@ -270,18 +250,18 @@ unsafe extern "C" fn many_step(index: u32, many: *mut Many) -> i64 {
         now_ns: many.now_ns,
         sp: many.sp,
     };
-    record_one(thread, many.tid, &message);
+    record_one(thread, many.tid);
     ON
 }
 
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn record_one(thread: *mut Thread, tid: u32, message: *const Message) -> u32 {
-    // SAFETY: callers pass a thread's entry and a message on their stack.
-    let (Some(thread), Some(message)) = (unsafe { (thread.as_mut(), message.as_ref()) }) else { return 0 };
-    let receive = message.receive != 0;
+extern "C" fn record_one(thread: *mut Thread, tid: u32) -> u32 {
+    // SAFETY: callers pass a thread's entry.
+    let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
+    let receive = thread.message.receive != 0;
     // Before there is a record: one that is discarded takes room, and nearly all messages are not for name servers.
-    if peer_port(message.file) != PORT && port_at(message.name) != PORT {
+    if peer_port(thread.message.file) != PORT && port_at(thread.message.name) != PORT {
         return 0;
     }
     let Some(mut entry) = maps::EVENTS.reserve::<DnsBuffer>(0) else {
@@ -290,29 +270,30 @@ extern "C" fn record_one(thread: *mut Thread, tid: u32, message: *const Message)
     };
     // SAFETY: every field is written below, the data only as far as `captured` says.
     let buffer = unsafe { &mut *entry.as_mut_ptr() };
-    describe(message.file, message.fd, &raw mut buffer.record.sock);
-    let named = address(message.name);
+    describe(thread.message.file, thread.message.fd, &raw mut buffer.record.sock);
     if buffer.record.sock.peer_port != PORT {
-        if named.port != PORT {
+        // The entry's address is `connect`'s, which carries no messages.
+        read_address(thread.message.name, &mut thread.dest);
+        if thread.dest.port != PORT {
             entry.discard(emit::wake_flags());
             return 0;
         }
-        set_peer(&mut buffer.record.sock, &named);
+        set_peer(&mut buffer.record.sock, &thread.dest);
     }
     // Nothing was received where an error came instead.
-    let wanted = if receive && message.ret < 0 { 0 } else { message.len };
-    let captured = if message.pieces == 0 {
-        flat(&mut buffer.data, message.base, wanted)
+    let wanted = if receive && thread.message.ret < 0 { 0 } else { thread.message.len };
+    let captured = if thread.message.pieces == 0 {
+        flat(&mut buffer.data, thread.message.base, wanted)
     } else {
-        gather(&mut buffer.data, message, wanted)
+        gather(&mut buffer.data, &thread.message, wanted)
     };
     let record = &mut buffer.record;
     record.header = Header { kind: RecordKind::Dns as u32, len: size_of::<DnsRecord>() as u32 + captured };
-    record.time_ns = message.now_ns;
+    record.time_ns = thread.message.now_ns;
     record.tgid = thread.tgid;
     record.tid = tid;
-    record.ret = message.ret;
-    record.api = api::current(thread, message.sp, Current);
+    record.ret = thread.message.ret;
+    record.api = api::current(thread, thread.message.sp, Current);
     record.api_start_ns = if record.api == 0 { 0 } else { thread.api_start_ns };
     record.direction = u16::from(receive);
     record.captured = captured as u16;
@@ -323,7 +304,7 @@ extern "C" fn record_one(thread: *mut Thread, tid: u32, message: *const Message)
 #[inline(always)]
 fn flat(data: &mut [u8; DNS_CAPTURE * 2], from: u64, len: u64) -> u32 {
     let len = if len > DNS_CAPTURE as u64 { DNS_CAPTURE as u64 } else { len };
-    if len == 0 || !user_bytes(data.as_mut_ptr(), len as u32, from) {
+    if len == 0 || !user_bytes_up_to::<{ DNS_CAPTURE as u64 }>(data.as_mut_ptr(), len, from) {
         return 0;
     }
     len as u32
@@ -344,9 +325,13 @@ fn gather(data: &mut [u8; DNS_CAPTURE * 2], message: &Message, wanted: u64) -> u
         let len = if piece > rest { rest } else { piece };
         let len = if len > room { room } else { len };
         if len > 0 {
+            let begin = unknown(filled);
+            if begin >= room {
+                break;
+            }
             // SAFETY: begins in the first half of `data` and is no longer than the second.
-            let to = unsafe { data.as_mut_ptr().add(filled as usize) };
-            if !user_bytes(to, len as u32, from) {
+            let to = unsafe { data.as_mut_ptr().add(begin as usize) };
+            if !user_bytes_up_to::<{ DNS_CAPTURE as u64 }>(to, len, from) {
                 break;
             }
         }
@@ -356,30 +341,30 @@ fn gather(data: &mut [u8; DNS_CAPTURE * 2], message: &Message, wanted: u64) -> u
     if filled > DNS_CAPTURE as u64 { DNS_CAPTURE as u32 } else { filled as u32 }
 }
 
-/// Reads an Internet socket address from the program's memory; the port is 0 where there is none.
+/// Reads an Internet socket address from the program's memory into the thread's entry, where it takes nothing of the
+/// stack; the port is 0 where there is none.
 #[inline(always)]
-pub fn address(from: u64) -> Dest {
-    let mut dest = NO_DEST;
+pub fn read_address(from: u64, dest: &mut Dest) {
+    *dest = NO_DEST;
     if from == 0 {
-        return dest;
+        return;
     }
-    let Some(head) = Current.read::<[u16; 2]>(from) else { return dest };
+    let Some([family, port]) = Current.read::<[u16; 2]>(from) else { return };
     let to = &raw mut dest.addr;
     // The peer's half of the address field begins at 16.
     // SAFETY: 4 and 16 bytes at 16 of 40.
     let read = unsafe {
         let to = to.cast::<u8>().add(16);
-        match head[0] {
+        match family {
             AF_INET => user_bytes(to, 4, from + 4),
             AF_INET6 => user_bytes(to, 16, from + 8),
             _ => false,
         }
     };
     if read {
-        dest.family = head[0];
-        dest.port = u16::from_be(head[1]);
+        dest.family = family;
+        dest.port = u16::from_be(port);
     }
-    dest
 }
 
 /// Whether messages may have gone through this call.

@@ -35,8 +35,15 @@ pub fn user_bytes(to: *mut u8, len: u32, address: u64) -> bool {
     unsafe { bpf_probe_read_user(to.cast(), len, address as *const _) == 0 }
 }
 
-/// The same number, of which the compiler knows nothing. What it knows it leaves out, and then an older kernel's
-/// verifier, which does not learn from a comparison of two numbers that it does not know, misses a bound.
+/// The same for a length that is worked out, where the caller guarantees `to` to have `MOST` bytes.
+#[inline(always)]
+pub fn user_bytes_up_to<const MOST: u64>(to: *mut u8, len: u64, address: u64) -> bool {
+    let len = unknown(len);
+    len <= MOST && user_bytes(to, len as u32, address)
+}
+
+/// The same number, of which the compiler knows nothing: else it leaves out a comparison whose result it knows, or compares
+/// another copy, and an older kernel's verifier misses the bound.
 #[inline(always)]
 pub fn unknown(value: u64) -> u64 {
     // SAFETY: reads a value on the stack.

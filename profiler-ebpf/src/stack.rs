@@ -13,7 +13,7 @@ use profiler_common::{Loss, Shape, ShapeKey, StackRecord};
 
 use crate::emit;
 use crate::maps::{COPY_DEBTS, EVENTS, KERNEL_STACK, KNOWN_STACKS, SEEN_STACKS, SHAPES, USER_STACK};
-use crate::mem::{unknown, user_bytes};
+use crate::mem::{unknown, user_bytes_up_to};
 use crate::regs::UserRegs;
 use crate::repeat::{DONE, ON, repeat};
 use crate::user_memory::{Current, UserMemory};
@@ -259,12 +259,13 @@ extern "C" fn copy_snippet(scratch: *mut UserStack, begin: u64, sp: u64) -> u64 
     let mut chunk = 0;
     while chunk < CHUNKS {
         let page_rest = PAGE as u64 - (from & (PAGE as u64 - 1));
-        let len = unknown(if page_rest > left { left } else { page_rest });
-        if len == 0 || len > PAGE as u64 || to > SNIPPET_END {
+        let len = if page_rest > left { left } else { page_rest };
+        let begin = unknown(to);
+        if len == 0 || begin > SNIPPET_END {
             break;
         }
         // SAFETY: begins and ends within the buffer, see `UserStack`.
-        if !user_bytes(unsafe { base.add(to as usize) }, len as u32, from) {
+        if !user_bytes_up_to::<{ PAGE as u64 }>(unsafe { base.add(begin as usize) }, len, from) {
             break;
         }
         to += len;

@@ -58,8 +58,35 @@ pub struct Thread {
     pub api_return: u64,
     /// The address that `connect` was given: in failure the socket no longer has it.
     pub dest: Dest,
+    /// The message of the call that is being recorded.
+    pub message: Message,
     pub sock: SockRecord,
 }
+
+/// Where a message lies in the program's memory. In the thread's entry, since all calls together have 512 bytes of stack, on
+/// older kernels counted along every way.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Message {
+    pub file: u64,
+    pub fd: u32,
+    /// 1 received, 0 sent.
+    pub receive: u32,
+    /// An array of `iovec`, or the bytes themselves where `pieces` is 0.
+    pub base: u64,
+    pub pieces: u64,
+    /// Bytes that were or would have been transferred.
+    pub len: u64,
+    /// A socket address, 0: none.
+    pub name: u64,
+    /// What the record says.
+    pub ret: i64,
+    pub now_ns: u64,
+    pub sp: u64,
+}
+
+pub const NO_MESSAGE: Message =
+    Message { file: 0, fd: 0, receive: 0, base: 0, pieces: 0, len: 0, name: 0, ret: 0, now_ns: 0, sp: 0 };
 
 /// A socket address, as `SockRecord` has it.
 #[derive(Clone, Copy)]
@@ -118,6 +145,7 @@ static NEW: Thread = Thread {
     api_sp: 0,
     api_return: 0,
     dest: NO_DEST,
+    message: NO_MESSAGE,
     sock: NO_SOCK,
 };
 
