@@ -5,7 +5,7 @@
 //! were already under way when the watch began, posts that the provider refused, and completions that were lost
 //! so never shift the figures of others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::thread::Interval;
 use crate::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
@@ -128,10 +128,14 @@ impl Rdma {
             self.queue_pairs.iter().map(|pair| ((pair.pid, pair.number), pair)).collect();
         let mut watches: HashMap<u32, Watch> = HashMap::new();
         let recording = Interval { start_ns, end_ns };
+        let seen: HashSet<u32> =
+            queues.iter().filter(|(_, events)| !events.is_empty()).map(|((pid, _), _)| *pid).collect();
         let mut tracks = Vec::new();
         for ((pid, number), mut events) in queues {
             events.sort_by_key(|(time_ns, _)| *time_ns);
-            let watch = watches.entry(pid).or_insert_with(|| Watch::of(&self.windows, pid, recording));
+            let watch = watches
+                .entry(pid)
+                .or_insert_with(|| Watch::of(&self.windows, pid, recording, seen.contains(&pid)));
             let track = empty_track(pid, number, pairs.get(&(pid, number)).copied());
             tracks.push(follow(track, &mut events, watch, end_ns));
         }

@@ -128,6 +128,8 @@ fn reasons(track: &QueueTrack, no_latency: bool, window: Interval) -> String {
 fn reason(track: &QueueTrack, no_latency: bool) -> &'static str {
     if track.posted == 0 && track.began_earlier + track.unmatched > 0 {
         "its posts were not seen"
+    } else if track.watch_ns == 0 {
+        "not watched, see the coverage"
     } else if track.posted == 0 {
         ""
     } else if !track.anchored {

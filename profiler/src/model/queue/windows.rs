@@ -18,13 +18,14 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Each window comes with a record when it opens and with another one when it closes; one without length says
-    /// until when the process lived.
-    pub(super) fn of(records: &[RdmaWindow], pid: u32, recording: Interval) -> Watch {
+    /// until when the process lived. A process without records and of which nothing was `seen` was not watched.
+    pub(super) fn of(records: &[RdmaWindow], pid: u32, recording: Interval, seen: bool) -> Watch {
         let mut windows: Vec<Interval> = Vec::new();
         let mut lived_ns = recording.end_ns;
         let mut own: Vec<&RdmaWindow> = records.iter().filter(|record| record.pid == pid).collect();
         if own.is_empty() {
-            return Watch { windows: vec![recording], whole: recording };
+            let windows = if seen { vec![recording] } else { Vec::new() };
+            return Watch { windows, whole: recording };
         }
         // The record of the end behind that of the beginning, whatever their order in the file.
         own.sort_by_key(|record| (record.start_ns, record.end_ns));
@@ -104,7 +105,7 @@ mod tests {
     }
 
     fn watch(records: &[RdmaWindow]) -> Watch {
-        Watch::of(records, 1, at(100, 1000))
+        Watch::of(records, 1, at(100, 1000), true)
     }
 
     #[test]
@@ -117,6 +118,7 @@ mod tests {
         assert!(several.is_sampled() && !open.is_sampled());
         let other = RdmaWindow { pid: 2, ..record(50, 60) };
         assert_eq!(watch(&[other]).windows, [at(100, 1000)]);
+        assert_eq!(Watch::of(&[], 1, at(100, 1000), false).windows, [], "nothing says that it was watched");
     }
 
     #[test]
