@@ -14,7 +14,9 @@ mod work;
 
 use core::panic::PanicInfo;
 
-use profiler_common::agent::{START_BUSY, START_MAP, START_OK, START_THREAD, START_VERSION, Start, VERSION};
+use profiler_common::agent::{
+    START_BUSY, START_FORKED, START_MAP, START_OK, START_THREAD, START_VERSION, Start, VERSION,
+};
 
 /// Called by the recorder in a stopped thread of the target; returns at once.
 ///
@@ -29,7 +31,7 @@ pub unsafe extern "C" fn stallscope_start(start: *const Start) -> i64 {
         return START_VERSION;
     }
     if !work::claim() {
-        return START_BUSY;
+        return if ring::is_forked() { START_FORKED } else { START_BUSY };
     }
     if !ring::map(start.ring) {
         work::release();

@@ -7,7 +7,7 @@ use profiler_common::agent::{
     Activity, CONTROL, Control, NAME_LEN, NAMES, NameHead, SIZE, SLOTS, Slot, name_hash,
 };
 
-use crate::sys;
+use crate::sys::{self, ForkAdvice};
 
 /// Names that are known to have been written; more are written again.
 const KNOWN: usize = 8192;
@@ -15,6 +15,9 @@ const KNOWN: usize = 8192;
 const PROBES: usize = 16;
 
 static BASE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// A page that says 1 here, and 0 in a child made by `fork`: there are neither the mapping nor the agent's thread.
+static HERE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+const PAGE: usize = 4096;
 /// Threads that may be using the mapping.
 static USERS: AtomicU32 = AtomicU32::new(0);
 static SEEN: [AtomicU64; KNOWN] = [const { AtomicU64::new(0) }; KNOWN];
@@ -25,12 +28,41 @@ pub struct Ring {
 }
 
 pub fn map(fd: i32) -> bool {
+    if !mark() {
+        return false;
+    }
     let Some(base) = sys::map(SIZE, sys::SHARED, fd) else { return false };
+    sys::in_children(base, SIZE, ForkAdvice::Nothing);
     for known in &SEEN {
         known.store(0, Ordering::Relaxed);
     }
     BASE.store(base, Ordering::SeqCst);
     true
+}
+
+/// Makes the page that tells this process from its children; it stays for later recordings.
+fn mark() -> bool {
+    let mut page = HERE.load(Ordering::Acquire);
+    if page.is_null() {
+        let Some(new) = sys::map(PAGE, sys::PRIVATE, -1) else { return false };
+        if !sys::in_children(new, PAGE, ForkAdvice::Zeros) {
+            // SAFETY: nobody knows of it.
+            unsafe { sys::unmap(new, PAGE) };
+            return false;
+        }
+        page = new.cast();
+        HERE.store(page, Ordering::Release);
+    }
+    // SAFETY: the page is never unmapped.
+    unsafe { (*page).store(1, Ordering::Release) };
+    true
+}
+
+/// Whether this is a child, made by `fork`, of the process that was recorded.
+pub fn is_forked() -> bool {
+    let page = HERE.load(Ordering::Acquire);
+    // SAFETY: the page is never unmapped.
+    !page.is_null() && unsafe { (*page).load(Ordering::Acquire) } == 0
 }
 
 /// Takes the mapping away once nobody uses it; if that takes too long, it stays.
@@ -51,6 +83,9 @@ pub fn unmap() {
 
 /// The mapping, if there is one.
 pub fn get() -> Option<Ring> {
+    if is_forked() {
+        return None;
+    }
     USERS.fetch_add(1, Ordering::SeqCst);
     let base = BASE.load(Ordering::SeqCst);
     if base.is_null() {

@@ -4,6 +4,7 @@ use core::arch::asm;
 
 const MMAP: usize = 9;
 const MUNMAP: usize = 11;
+const MADVISE: usize = 28;
 const NANOSLEEP: usize = 35;
 const GETTID: usize = 186;
 const PRCTL: usize = 157;
@@ -56,6 +57,19 @@ pub fn map(len: usize, flags: usize, fd: i32) -> Option<*mut u8> {
 pub unsafe fn unmap(address: *mut u8, len: usize) {
     // SAFETY: by the contract of this function.
     unsafe { syscall(MUNMAP, [address as usize, len, 0, 0, 0, 0]) };
+}
+
+/// What a child made by `fork` has of a mapping: zeros, or nothing. False where the kernel cannot do that.
+pub fn in_children(address: *mut u8, len: usize, what: ForkAdvice) -> bool {
+    // SAFETY: neither advice changes anything in this process.
+    unsafe { syscall(MADVISE, [address as usize, len, what as usize, 0, 0, 0]) == 0 }
+}
+
+/// `MADV_DONTFORK`, `MADV_WIPEONFORK`.
+#[derive(Clone, Copy)]
+pub enum ForkAdvice {
+    Nothing = 10,
+    Zeros = 18,
 }
 
 pub fn sleep_ms(ms: i64) {

@@ -286,6 +286,9 @@ unsafe extern "C" fn callback(_: *mut c_void, domain: u32, _: u32, data: *const 
     if unsafe { data.cast::<u32>().read() } != cupti::SITE_EXIT {
         return;
     }
+    if ring::is_forked() {
+        return;
+    }
     if FINALIZE.compare_exchange(WANTED, AT_WORK, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return;
     }

@@ -217,6 +217,8 @@ pub const START_VERSION: i64 = START_OK + 2;
 pub const START_MAP: i64 = START_OK + 3;
 /// No thread could be made.
 pub const START_THREAD: i64 = START_OK + 4;
+/// In a child of a process in which the agent was at work: CUDA cannot be used in it.
+pub const START_FORKED: i64 = START_OK + 5;
 
 /// Hash of a name; never 0.
 pub const fn name_hash(name: &[u8]) -> u64 {

@@ -35,6 +35,8 @@ pub enum RecordKind {
     VerbsCompletion = 49,
     /// [`VerbsImageRecord`](crate::verbs::VerbsImageRecord).
     VerbsImage = 50,
+    /// [`MarkerRecord`](crate::marker::MarkerRecord).
+    Marker = 60,
 }
 
 impl RecordKind {
@@ -52,6 +54,7 @@ impl RecordKind {
             48 => RecordKind::VerbsPost,
             49 => RecordKind::VerbsCompletion,
             50 => RecordKind::VerbsImage,
+            60 => RecordKind::Marker,
             _ => return None,
         })
     }

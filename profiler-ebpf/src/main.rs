@@ -12,6 +12,7 @@ mod emit;
 mod futex;
 mod life;
 mod maps;
+mod marker;
 mod mem;
 mod nonblocking;
 mod poll_set;

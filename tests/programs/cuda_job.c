@@ -2,6 +2,9 @@
 // until its standard input says something (or not at all), while other threads wait in every way there is, check that no
 // wait ends with EINTR, and add up in vector registers what has to come out right.
 //   cuda_job FOLDER [quiet] [WAIT…]     WAIT: futex poll epoll sleep vector; no WAIT: only the launching thread
+// More words: filtered (a thread that waits in poll and dies with the process at memfd_create), fork (the launching
+// thread forks children that launch too), nocupti (no libcupti by its name), storm (a thread that sleeps while signals
+// rain on it, each of which has to be handled once).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,11 +18,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __GLIBC__ // musl's compiler does not find the kernel's headers
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
 
 static atomic_int over, eintr, wrong, early, turns;
-static atomic_long launched;
+static atomic_long launched, forked, sent, handled;
+static int forks;
+static uint32_t (*flush)(uint32_t);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
 static int pipe_ends[2];
@@ -94,8 +106,60 @@ static void *vector_thread(void *x) {
     }
     return x;
 }
+static void *filtered_thread(void *x) {
+#ifdef __GLIBC__
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {4, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) wrong++;
+#endif
+    return poll_thread(x);
+}
+#ifndef __GLIBC__ // musl has no queue by thread
+#define pthread_sigqueue(thread, number, value) ((void)(value), pthread_kill(thread, number))
+#endif
+static void on_signal(int number) { (void)number; handled++; }
+static void *storm_thread(void *x) {
+    while (!over || handled != sent) {
+        struct timespec t = {0, 5000000};
+        nanosleep(&t, 0);
+        turns++;
+    }
+    return x;
+}
+static void *rain_thread(void *x) {
+    pthread_t *under = x;
+    union sigval nothing = {0};
+    while (!over) {
+        // Of a queue that is full nothing is lost that was not refused.
+        if (!pthread_sigqueue(*under, SIGRTMIN + 3, nothing)) sent++;
+        struct timespec t = {0, 300000};
+        nanosleep(&t, 0);
+    }
+    return x;
+}
+// What a child launches must not reach the recorder of its parent, and not harm the child.
+static void fork_one(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        for (int i = 0; i < 200; i++) run("kernel_of_a_child", 0, 7, 1000, 1000);
+        flush(1);
+        struct timespec t = {0, 30000000};
+        nanosleep(&t, 0);
+        _exit(0);
+    }
+    int status = 1;
+    if (child < 0 || waitpid(child, &status, 0) != child || status) wrong++;
+    forked++;
+}
 static void *launch_thread(void *x) {
     for (int i = 0; !over; i++) {
+        if (forks) fork_one();
         run(nccl, 0, 20, 50000, 300000);
         run("gemm_kernel", 0, 7, 10000, 200000);
         run(0, 4096, 7, 20000, 100000);
@@ -115,30 +179,47 @@ static void *load(const char *folder, const char *name) {
 int main(int count, char **words) {
     static const struct { const char *name; void *(*run)(void *); } kinds[] = {
         {"futex", futex_thread}, {"poll", poll_thread}, {"epoll", epoll_thread},
-        {"sleep", sleep_thread}, {"vector", vector_thread},
+        {"sleep", sleep_thread}, {"vector", vector_thread}, {"filtered", filtered_thread},
     };
     pthread_t thread[64];
-    int threads = 0, quiet = 0;
+    pthread_t under_storm;
+    int threads = 0, quiet = 0, storm = 0;
+    const char *cupti_name = "libcupti.so.12";
     if (pipe(pipe_ends)) return 1;
-    for (int i = 2; i < count; i++) quiet |= !strcmp(words[i], "quiet");
+    for (int i = 2; i < count; i++) {
+        quiet |= !strcmp(words[i], "quiet");
+        storm |= !strcmp(words[i], "storm");
+        forks |= !strcmp(words[i], "fork");
+        if (!strcmp(words[i], "nocupti")) cupti_name = "libgpu.so";
+    }
     load(words[1], "libcuda.so.1");
-    void *cupti = load(words[1], "libcupti.so.12");
+    void *cupti = load(words[1], cupti_name);
     run = (void (*)(const char *, uint64_t, uint32_t, uint64_t, uint64_t))dlsym(cupti, "fake_run");
+    flush = (uint32_t (*)(uint32_t))dlsym(cupti, "cuptiActivityFlushAll");
     long (*finalized)(void) = (long (*)(void))dlsym(cupti, "fake_finalized");
     long (*active)(void) = (long (*)(void))dlsym(cupti, "fake_active");
     for (int i = 2; i < count; i++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
             if (!strcmp(words[i], kinds[k].name)) pthread_create(&thread[threads++], 0, kinds[k].run, 0);
     if (!quiet) pthread_create(&thread[threads++], 0, launch_thread, 0);
+    if (storm) {
+        struct sigaction action = {.sa_handler = on_signal};
+        sigaction(SIGRTMIN + 3, &action, 0);
+        pthread_create(&under_storm, 0, storm_thread, 0);
+        thread[threads++] = under_storm;
+        pthread_create(&thread[threads++], 0, rain_thread, &under_storm);
+    }
     printf("ready threads=%d\n", threads + 1);
     fflush(stdout);
     char line[16];
     while (fgets(line, sizeof line, stdin)) {
-        printf("done eintr=%d wrong=%d early=%d turns=%d launched=%ld finalized=%ld active=%ld\n", (int)eintr, (int)wrong,
-               (int)early, (int)turns, (long)launched, finalized(), active());
+        printf("done eintr=%d wrong=%d early=%d turns=%d launched=%ld finalized=%ld active=%ld "
+               "forked=%ld sent=%ld handled=%ld\n", (int)eintr, (int)wrong,
+               (int)early, (int)turns, (long)launched, finalized(), active(),
+               (long)forked, (long)sent, (long)handled);
         fflush(stdout);
     }
     over = 1;
     for (int i = 0; i < threads; i++) pthread_join(thread[i], 0);
-    return 0;
+    return handled == sent ? 0 : 3;
 }

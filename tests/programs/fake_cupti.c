@@ -23,6 +23,10 @@ static long finalized, correlation, dropped;
 static struct buffer { uint8_t *at; size_t size, used; } full[64], open_buffer;
 static int full_count;
 
+static void take(void) { pthread_mutex_lock(&lock); }
+static void give(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void whole_in_children(void) { pthread_atfork(take, give, give); }
+
 static int mode_is(const char *name) { const char *mode = getenv("FAKE_CUPTI"); return mode && !strcmp(mode, name); }
 long fake_finalized(void) { return finalized; }
 long fake_active(void) { return kernels || copies || runtime || callback; }

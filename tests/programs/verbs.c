@@ -26,7 +26,7 @@
         }                                                                                                              \
     } while (0)
 
-enum { MOST = 65536, BYTES = 4096 };
+enum { MOST = 1 << 18, BYTES = 4096 };
 
 static struct ibv_context *context;
 static struct ibv_cq *queue;

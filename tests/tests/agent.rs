@@ -1,96 +1,28 @@
 //! The agent in a live process with stand-ins for libcuda and libcupti: what it tells, and that its host feels nothing.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use stallscope::random::Random;
+use stallscope_tests::cuda_job::{
+    ALL_WAITS, CudaJob, PATIENCE, gpu_coverage as coverage, has_agent, record_launches, wait_until,
+};
 use stallscope_tests::{Program, RecordedTrace, Recorder, require_root};
-use tempfile::TempDir;
 
 /// Kernels that the job launches: name for people, nanoseconds, nanoseconds of queueing.
 const NCCL: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL";
 const NCCL_NS: u64 = 300_000;
 const NCCL_QUEUE_NS: u64 = 50_000;
 const COPY_NS: u64 = 100_000;
-const ALL_WAITS: &[&str] = &["futex", "poll", "epoll", "sleep", "vector"];
-const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A folder with the job and its libraries.
-struct Job {
-    folder: TempDir,
-}
-
-impl Job {
-    fn build() -> Job {
-        let folder = tempfile::tempdir().expect("makes a temporary folder");
-        let job = Job { folder };
-        job.compile("fake_cupti.c", "libcupti.so.12", &["-shared", "-fPIC"]);
-        job.compile("cuda_job.c", "job", &[]);
-        // Only its name counts.
-        std::fs::copy(job.path("libcupti.so.12"), job.path("libcuda.so.1")).expect("copies a file");
-        job
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn compile(&self, source: &str, target: &str, flags: &[&str]) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(source);
-        let mut command = Command::new("cc");
-        command.args(["-O2", "-Wall"]).args(flags).arg(source).arg("-o").arg(self.path(target));
-        let output = command.args(["-lpthread", "-ldl"]).output().expect("there is a C compiler");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    fn start(&self, words: &[&str], environment: &[(&str, &str)]) -> Program {
-        let mut command = Command::new(self.path("job"));
-        command.arg(self.folder.path()).args(words).envs(environment.iter().copied());
-        Program::adopt(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts the job"))
-    }
-}
-
-/// Whether the agent's thread is in the process.
-fn has_agent(pid: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the job runs");
-    tasks.flatten().any(|task| {
-        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "stallscope")
-    })
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < give_up, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Records until the agent has been there and the job has launched more.
 fn record(program: &mut Program, arguments: &[&str]) -> RecordedTrace {
-    let recording = Recorder::new().pid(program.pid()).args(arguments).start();
     let pid = program.pid();
-    wait_until("the agent", || has_agent(pid));
-    let launched: u64 = program.run().get("launched");
-    wait_until("more launches", || program.run().get::<u64>("launched") > launched + 60);
-    let trace = recording.finish();
-    assert!(trace.status.success(), "{}", trace.stderr);
-    trace
-}
-
-fn coverage(report: &Value) -> (String, String) {
-    let probes = report["coverage"]["probes"].as_array().expect("a list");
-    let row = probes.iter().find(|row| row["family"] == "cuda").expect("cuda has a row");
-    let text = |key: &str| row[key].as_str().expect("text").to_owned();
-    (text("state"), text("reason"))
+    record_launches(program, pid, arguments)
 }
 
 #[test]
 fn kernels_arrive_with_their_names_durations_and_queueing() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let mut program = job.start(ALL_WAITS, &[]);
     let trace = record(&mut program, &[]);
     let report = trace.report();
@@ -139,7 +71,7 @@ fn kernels_arrive_with_their_names_durations_and_queueing() {
 #[test]
 fn a_process_can_be_entered_again_and_again_and_feels_and_keeps_nothing() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let mut program = job.start(ALL_WAITS, &[]);
     let pid = program.pid();
     let size = || {
@@ -173,7 +105,7 @@ const ATTACHES: u64 = 12;
 #[test]
 fn an_agent_whose_recorder_is_killed_leaves_by_itself_and_another_one_may_come() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let mut program = job.start(ALL_WAITS, &[]);
     let pid = program.pid();
     let recording = Recorder::new().pid(pid).start();
@@ -201,7 +133,7 @@ const KILLED: u64 = 40;
 #[test]
 fn a_recorder_killed_while_it_enters_leaves_the_program_unharmed() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let mut program = job.start(ALL_WAITS, &[]);
     let pid = program.pid();
     let mut random = Random(1);
@@ -234,7 +166,7 @@ fn a_recorder_killed_while_it_enters_leaves_the_program_unharmed() {
 #[test]
 fn where_another_client_has_cupti_that_is_said_and_the_rest_is_recorded() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let mut program = job.start(ALL_WAITS, &[("FAKE_CUPTI", "taken")]);
     let recording = Recorder::new().pid(program.pid()).duration("2s").start();
     let trace = recording.wait();
@@ -251,7 +183,7 @@ fn where_another_client_has_cupti_that_is_said_and_the_rest_is_recorded() {
 #[test]
 fn a_cupti_whose_records_are_not_known_is_left_alone() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let program = job.start(&["futex"], &[("FAKE_CUPTI", "old")]);
     let report = Recorder::new().pid(program.pid()).duration("2s").start().wait().report();
     let (state, reason) = coverage(&report);
@@ -262,7 +194,7 @@ fn a_cupti_whose_records_are_not_known_is_left_alone() {
 #[test]
 fn before_cuda_12_6_cupti_is_turned_off_and_not_finalised() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let mut program = job.start(&["futex"], &[("FAKE_CUPTI", "12.4")]);
     for _ in 0..2 {
         let report = record(&mut program, &[]).report();
@@ -277,7 +209,7 @@ fn before_cuda_12_6_cupti_is_turned_off_and_not_finalised() {
 #[test]
 fn nothing_is_loaded_where_that_is_not_wanted_or_of_no_use() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let program = job.start(&["futex"], &[]);
     let maps = || std::fs::read_to_string(format!("/proc/{}/maps", program.pid())).expect("it runs");
     let trace = Recorder::new().pid(program.pid()).duration("1s").args(&["--no-inject"]).start().wait();
@@ -294,7 +226,7 @@ fn nothing_is_loaded_where_that_is_not_wanted_or_of_no_use() {
 #[test]
 fn a_process_under_a_debugger_is_left_alone_and_that_is_said() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     let program = job.start(&["futex"], &[]);
     let pid = program.pid();
     nix::sys::ptrace::seize(
@@ -311,7 +243,7 @@ fn a_process_under_a_debugger_is_left_alone_and_that_is_said() {
 #[test]
 fn a_process_whose_threads_all_sit_in_epoll_is_not_stopped() {
     require_root();
-    let job = Job::build();
+    let job = CudaJob::build();
     // The main thread reads from a pipe, which is not taken back either.
     let mut program = job.start(&["quiet", "epoll"], &[]);
     let report = Recorder::new().pid(program.pid()).duration("5s").start().wait().report();

@@ -185,20 +185,55 @@ fn the_first_failure_is_named_and_the_flood_counted_aside() {
 }
 
 #[test]
-fn a_rate_that_costs_too_much_lets_verbs_go_and_says_so() {
+fn a_rate_that_costs_too_much_is_watched_in_windows() {
+    require_root();
+    let hca = SoftHca::new().service_ns(20_000);
+    let mut program = hca.start(&["4x150000"]);
+    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "5%"]).start();
+    let values = program.run();
+    let trace = recording.finish();
+    let report = trace.report();
+    let verbs = verbs_row(&report);
+    assert_eq!(verbs["state"], "partial");
+    assert!(verbs["reason"].as_str().unwrap().contains(" short windows: "), "{verbs}");
+    let row = queue(&report);
+    let seen = ns(&row["posted_seen"]);
+    assert!(seen > 0 && seen < values.get("posted"), "{row:#}");
+    let share = row["sampled_share"].as_f64().unwrap();
+    assert!(share > 0.0 && share < 1.0, "{row:#}");
+    assert!(ns(&row["posted"]) > seen && row["reason"].as_str().unwrap().contains("scaled"), "{row:#}");
+    assert_eq!((ns(&row["in_flight"]), ns(&report["coverage"]["unmatched_completions"])), (0, 0));
+    // Each time is one that the program measured itself: requests of one window are not mixed with those of another.
+    let times = &row["post_to_completion"];
+    assert!(ns(&times["count"]) > 0 && ns(&times["count"]) <= seen, "{row:#}");
+    assert!(ns(&times["min_ns"]) >= 20_000, "nothing is faster than the script: {times}");
+    let longest = hca.times().iter().map(|one| one.after_poll - one.before_post).max().unwrap();
+    assert_eq!(values.get::<u64>("units"), values.get::<u64>("posted"), "the program measured each of them");
+    assert!(ns(&times["max_ns"]) <= longest, "{times}: the program's longest took {longest} ns");
+}
+
+#[test]
+fn what_is_allowed_decides_how_much_is_watched() {
     require_root();
     let hca = SoftHca::new().service_ns(2_000);
     let mut program = hca.start(&["4x60000"]);
     let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "0.0001%"]).start();
-    program.run();
+    let values = program.run();
     let trace = recording.finish();
     let report = trace.report();
-    let probes = report["coverage"]["probes"].as_array().unwrap();
-    let verbs = probes.iter().find(|row| row["family"] == "verbs").unwrap();
+    let verbs = verbs_row(&report);
     assert_eq!(verbs["state"], "partial");
-    assert!(verbs["reason"].as_str().unwrap().starts_with("let go during the recording: "), "{verbs}");
+    // What that one window cost is not made up for within the recording.
+    assert!(verbs["reason"].as_str().unwrap().starts_with("watched in 1 short window: "), "{verbs}");
     let row = queue(&report);
     assert!(row["sampled_share"].as_f64().unwrap() < 1.0, "{row:#}");
+    assert!(ns(&row["posted"]) < values.get("posted") && row["scaled_error"].is_null(), "{row:#}");
+}
+
+#[track_caller]
+fn verbs_row(report: &Value) -> &Value {
+    let probes = report["coverage"]["probes"].as_array().unwrap();
+    probes.iter().find(|row| row["family"] == "verbs").unwrap()
 }
 
 #[test]

@@ -80,11 +80,21 @@ pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError
     if matches!(traits.seccomp, traits::Seccomp::Strict | traits::Seccomp::Filter) {
         return Err(AgentError::Seccomp { pid, mode: traits.seccomp.name() });
     }
-    if maps.iter().any(|mapping| mapping.file_name().starts_with("ld-musl")) {
+    if is_musl(root, pid, &maps) {
         return Err(AgentError::Musl { pid });
     }
-    if let Some(tracer) = tracer(root, pid)? {
-        return Err(AgentError::Traced { pid, tracer });
+    if forbids_all(root) {
+        return Err(AgentError::Yama);
+    }
+    for tid in root.tids(pid)? {
+        let guard = guard(root, pid, tid);
+        if let Some(tracer) = guard.tracer {
+            return Err(AgentError::Traced { pid, tracer });
+        }
+        // The agent's thread would have the filter of the one that starts it, and any may be that.
+        if guard.has_filter {
+            return Err(AgentError::Seccomp { pid, mode: "filter" });
+        }
     }
     let functions = functions(root, pid, &maps);
     for function in WANTED {
@@ -116,17 +126,56 @@ pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError
     })
 }
 
-/// Who traces the process or one of its threads.
-fn tracer(root: &ProcRoot, pid: u32) -> Result<Option<u32>, AgentError> {
-    for tid in root.tids(pid)? {
-        let Ok(status) = read_bounded(&root.task_path(pid, tid, "status"), STATUS) else { continue };
-        let text = String::from_utf8_lossy(&status.bytes);
-        let tracer = text.lines().find_map(|line| line.strip_prefix("TracerPid:")?.trim().parse().ok());
-        if let Some(tracer) = tracer.filter(|tracer| *tracer != 0) {
-            return Ok(Some(tracer));
-        }
+/// What keeps others out of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Guard {
+    pub(super) tracer: Option<u32>,
+    /// A system-call filter, or the strict mode.
+    pub(super) has_filter: bool,
+}
+
+/// Reads it; nothing of a thread that is gone.
+pub(super) fn guard(root: &ProcRoot, pid: u32, tid: u32) -> Guard {
+    let Ok(status) = read_bounded(&root.task_path(pid, tid, "status"), STATUS) else {
+        return Guard::default();
+    };
+    let text = String::from_utf8_lossy(&status.bytes);
+    let number = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u32>().ok());
+    Guard {
+        tracer: number("TracerPid:").filter(|tracer| *tracer != 0),
+        has_filter: number("Seccomp:").is_some_and(|mode| mode != 0),
     }
-    Ok(None)
+}
+
+/// The loader's name is a link to the library on some distributions, so that the memory map shows `libc.so`: the
+/// executable says who loads it.
+fn is_musl(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> bool {
+    const LOADER: &[u8] = b"/ld-musl-";
+    let is_mapped = maps.iter().any(|mapping| {
+        let name = mapping.file_name();
+        name.starts_with("ld-musl") || (name == "libc.so" && mapping.path.to_string_lossy().contains("musl"))
+    });
+    is_mapped
+        || read_bounded(&root.process_path(pid, "exe"), HEAD)
+            .is_ok_and(|head| head.bytes.windows(LOADER.len()).any(|piece| piece == LOADER))
+}
+
+/// The loader's name stands near the beginning of an executable.
+const HEAD: usize = 64 << 10;
+
+/// With 3 nobody may trace anything any more; 1 and 2 let those with `CAP_SYS_PTRACE`, which recording takes anyway.
+fn forbids_all(root: &ProcRoot) -> bool {
+    let scope = read_bounded(&root.path("sys/kernel/yama/ptrace_scope"), 16);
+    scope.is_ok_and(|scope| scope.bytes.trim_ascii() == b"3")
+}
+
+/// Where the agent's library of this name lies.
+pub(super) fn agent(root: &ProcRoot, pid: u32, image: &str) -> Result<Option<u64>, AgentError> {
+    let maps = maps::mappings(root, pid)?;
+    let found = maps
+        .iter()
+        .find(|mapping| is_agent(mapping) && mapping.file_offset == 0 && mapping.path == Path::new(image));
+    Ok(found.map(|mapping| mapping.start))
 }
 
 fn is_holder(mapping: &Mapping, holder: &str) -> bool {
@@ -196,4 +245,65 @@ fn cupti(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> Option<PathBuf> {
 fn exists(root: &ProcRoot, pid: u32, path: &Path) -> bool {
     let file: Result<File, _> = rooted::open(root, pid, path);
     file.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process 8 with these files in its folder.
+    fn process(files: &[(&str, &str)]) -> (tempfile::TempDir, ProcRoot) {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let root = ProcRoot::new(folder.path());
+        (folder, root)
+    }
+
+    const CUDA: &str = "1000-2000 r-xp 0 08:01 9 /usr/lib/libcuda.so.1\n";
+    const LIBC: &str = "3000-4000 r-xp 0 08:01 8 /usr/lib/x86_64-linux-gnu/libc.so.6\n";
+    const STAT: &str = "8 (job) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0";
+
+    fn refused(more: &[(&str, &str)]) -> String {
+        let maps = format!("{CUDA}{LIBC}");
+        let mut files = vec![
+            ("8/maps", maps.as_str()),
+            ("8/stat", STAT),
+            ("8/status", "Tgid:\t8\nSeccomp:\t0\n"),
+            ("8/exe", "\x7fELF\x02"),
+            ("8/task/8/status", "TracerPid:\t0\nSeccomp:\t0\n"),
+        ];
+        files.extend(more);
+        let (_folder, root) = process(&files);
+        place(&root, 8, "").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_forbids_to_enter_is_named() {
+        let filtered = "TracerPid:\t0\nSeccomp:\t2\n";
+        let traced = "TracerPid:\t77\nSeccomp:\t0\n";
+        let musl = format!("{CUDA}3000-4000 r-xp 0 08:01 8 /usr/lib/x86_64-linux-musl/libc.so\n");
+        for (files, expected) in [
+            (("8/task/9/status", filtered), "seccomp filter"),
+            (("8/task/9/status", traced), "traced by process 77"),
+            (("8/maps", musl.as_str()), "runs on musl"),
+            (("8/exe", "\x7fELF\x02 /lib/ld-musl-x86_64.so.1"), "runs on musl"),
+            (("sys/kernel/yama/ptrace_scope", "3\n"), "ptrace_scope is 3"),
+            (("8/maps", LIBC), "does not use CUDA"),
+        ] {
+            let reason = refused(&[files]);
+            assert!(reason.contains(expected), "{expected}: {reason}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_forbids_it_the_functions_of_libc_are_looked_for() {
+        for scope in ["0\n", "1\n", "2\n"] {
+            let reason = refused(&[("sys/kernel/yama/ptrace_scope", scope)]);
+            assert!(reason.contains("has no `dlopen`"), "{reason}");
+        }
+    }
 }

@@ -18,21 +18,27 @@ pub enum AgentError {
     Musl { pid: u32 },
     #[error("process {pid} is a 32-bit program")]
     Bits { pid: u32 },
-    #[error("process {pid} has a system-call filter (seccomp {mode})")]
+    #[error("process {pid} has a system-call filter (seccomp {mode}), which may kill it for a call of ours")]
     Seccomp { pid: u32, mode: &'static str },
     #[error("process {pid} is traced by process {tracer} already")]
     Traced { pid: u32, tracer: u32 },
+    #[error(
+        "kernel.yama.ptrace_scope is 3 on this machine: no process may be entered (it can be changed by a restart only)"
+    )]
+    Yama,
+    #[error("process {pid} is a fork of a process that is recorded; CUDA cannot be used in it")]
+    Forked { pid: u32 },
     #[error("process {pid} has no `{function}` in its libc")]
     Function { pid: u32, function: &'static str },
     #[error(
-        "no libcupti for process {pid}: install the wheel nvidia-cuda-cupti of its CUDA version, or the toolkit's"
+        "no libcupti for process {pid}: install the wheel nvidia-cuda-cupti-cu12 (CUDA 12) or nvidia-cuda-cupti (CUDA 13), or the toolkit's"
     )]
     NoCupti { pid: u32 },
     #[error(
         "no thread of process {pid} was at a place where it can be stopped without harm, in {tries} looks"
     )]
     NoSafePoint { pid: u32, tries: u32 },
-    #[error("thread {tid} cannot be stopped: {errno}")]
+    #[error("thread {tid} cannot be stopped: {errno}{}", permission(*errno))]
     Stop { tid: u32, errno: Errno },
     #[error("ptrace {what} of thread {tid}: {errno}")]
     Ptrace { what: &'static str, tid: u32, errno: Errno },
@@ -52,4 +58,13 @@ pub enum AgentError {
     Gone { pid: u32 },
     #[error(transparent)]
     Read(#[from] ReadError),
+}
+
+/// Who may refuse a stop.
+fn permission(errno: Errno) -> &'static str {
+    if errno == Errno::EPERM {
+        " (another debugger has it, or kernel.yama.ptrace_scope or its user namespace asks for CAP_SYS_PTRACE)"
+    } else {
+        ""
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use object::{Object as _, ObjectSymbol as _};
-use profiler_common::agent::{PATH_LEN, START_BUSY, START_OK, Start, VERSION};
+use profiler_common::agent::{PATH_LEN, START_BUSY, START_FORKED, START_OK, Start, VERSION};
 
 use super::check::{self, Place};
 use super::error::AgentError;
@@ -105,7 +105,7 @@ fn enter(
     let (tracee, way_back) = safe_point::stop(root, pid, symbolizer, own_child, way_back)?;
     let tid = tracee.tid();
     let mut remote = Remote::new(place, &memory, tracee, gadget, way_back)?;
-    let outcome = set_up(&mut remote, place, &memory, name, entry);
+    let outcome = set_up(root, &mut remote, place, &memory, name, entry);
     let released = remote.finish();
     let ring = outcome?;
     let stopped = released?;
@@ -116,6 +116,7 @@ fn enter(
 
 /// All that is done while the thread is stopped.
 fn set_up(
+    root: &ProcRoot,
     remote: &mut Remote<'_>,
     place: &Place,
     memory: &Memory,
@@ -125,12 +126,13 @@ fn set_up(
     // `errno` belongs to the program.
     let errno = remote.call("__errno_location", place.function("__errno_location")?, (0, 0))?;
     let kept: [u8; 4] = memory.read(errno)?;
-    let result = load_and_start(remote, place, memory, name, entry);
+    let result = load_and_start(root, remote, place, memory, name, entry);
     memory.write(errno, &kept)?;
     result
 }
 
 fn load_and_start(
+    root: &ProcRoot,
     remote: &mut Remote<'_>,
     place: &Place,
     memory: &Memory,
@@ -139,7 +141,7 @@ fn load_and_start(
 ) -> Result<Ring, AgentError> {
     let base = match place.agent {
         Some(base) => base,
-        None => load_library(remote, place, memory, name)?,
+        None => load_library(root, remote, place, memory, name)?,
     };
     let pid = place.pid;
     let (fd, file) = new_file(remote, pid, memory, "stallscope-ring")?;
@@ -152,6 +154,7 @@ fn load_and_start(
     close(remote, fd);
     match code? {
         (ring, START_OK) => Ok(ring),
+        (_, START_FORKED) => Err(AgentError::Forked { pid }),
         (_, START_BUSY) => Err(AgentError::Busy { pid }),
         (_, code) => Err(AgentError::Start { pid, code }),
     }
@@ -159,6 +162,7 @@ fn load_and_start(
 
 /// Writes the library into a file in memory and has the target's loader map it; returns where.
 fn load_library(
+    root: &ProcRoot,
     remote: &mut Remote<'_>,
     place: &Place,
     memory: &Memory,
@@ -167,18 +171,15 @@ fn load_library(
     let pid = place.pid;
     let (fd, mut file) = new_file(remote, pid, memory, name)?;
     let written = file.write_all(LIBRARY).map_err(|source| AgentError::Memory { pid, source });
-    let handle = written.and_then(|()| {
+    let called = written.and_then(|()| {
         // The loader takes a path that it knows for the library that it had there: never the same path twice.
         let path = format!("/proc/self/{}fd/{fd}\0", "./".repeat(place.agents.min(64)));
         memory.write(remote.data(), path.as_bytes())?;
-        remote.call("dlopen", place.function("dlopen")?, (remote.data(), libc::RTLD_NOW as u64))
+        remote.call_blindly("dlopen", place.function("dlopen")?, (remote.data(), libc::RTLD_NOW as u64))
     });
     close(remote, fd);
-    match handle? {
-        0 => Err(AgentError::Refused { pid }),
-        // It points to the loader's record of the library, which begins with where it lies.
-        handle => Ok(u64::from_ne_bytes(memory.read(handle)?)),
-    }
+    called?;
+    check::agent(root, pid, &format!("/memfd:{name}"))?.ok_or(AgentError::Refused { pid })
 }
 
 /// Has the target make a file in memory, and opens it here too.

@@ -7,6 +7,8 @@
 pub mod check;
 pub mod error;
 pub mod load;
+#[cfg(test)]
+mod needs;
 mod remote;
 pub mod ring;
 mod safe_point;
@@ -15,6 +17,7 @@ mod way_back;
 
 pub use error::AgentError;
 pub use load::{Loaded, load};
+pub use profiler_common::agent::State;
 
 /// The library, as `cargo xtask build` made it; empty where it did not.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so"));

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::check::Place;
 use super::error::AgentError;
 use super::tracee::{Halt, Registers, Tracee};
-use super::way_back::WayBack;
+use super::way_back::{SIGRETURN, WayBack};
 
 /// Bytes of the stack; loading a library takes a few thousand.
 const STACK: u64 = 256 << 10;
@@ -149,18 +149,55 @@ impl<'a> Remote<'a> {
     }
 
     /// Calls a function and returns what it returns. It comes back at a `syscall` instruction, whose system call is
-    /// not made. (Without us it is: its number is then the result, which is a pointer or [`START_OK`], no such call.)
+    /// not made. (Without us it is: its number is then the result, which is a pointer, never null, or a `START_*`:
+    /// no such call.)
     pub(super) fn call(
         &mut self,
         what: &'static str,
         function: u64,
-        (first, second): (u64, u64),
+        args: (u64, u64),
     ) -> Result<u64, AgentError> {
-        let top = self.data() - 1024;
-        // As after a call instruction: the return address, and the stack aligned above it.
-        let rsp = (top & !15) - 8;
+        let rsp = self.call_stack();
         self.memory.write(rsp, &self.gadget.to_le_bytes())?;
         self.memory.write(rsp + 8, &self.way_back.frame)?;
+        let at = self.run_call(what, function, args, self.gadget + 2)?;
+        self.tracee.set_registers(&Registers { orig_rax: u64::MAX, ..at })?;
+        self.tracee.run(QUICK)?;
+        Ok(at.orig_rax)
+    }
+
+    /// Calls a function whose result may be null, or any number, and is not wanted: it returns right into libc's return
+    /// from a signal handler, so that without us no system call is made of its result.
+    pub(super) fn call_blindly(
+        &mut self,
+        what: &'static str,
+        function: u64,
+        args: (u64, u64),
+    ) -> Result<(), AgentError> {
+        let rsp = self.call_stack();
+        let sigreturn = u64::from_le_bytes(self.memory.read(self.way_back.frame_at)?);
+        self.memory.write(rsp, &self.way_back.frame)?;
+        let at = self.run_call(what, function, args, sigreturn + SIGRETURN.len() as u64)?;
+        // Behind that instruction there is nothing: on by the other way, which ends there too.
+        self.tracee.set_registers(&Registers { orig_rax: u64::MAX, rip: self.gadget + 2, rsp, ..at })?;
+        self.tracee.run(QUICK)?;
+        Ok(())
+    }
+
+    /// Where the return address of a call goes: as after a call instruction, the stack is aligned above it.
+    fn call_stack(&self) -> u64 {
+        ((self.data() - 1024) & !15) - 8
+    }
+
+    /// Runs a function until it has returned and stands at the entry of a system call at `end`; the registers there.
+    fn run_call(
+        &mut self,
+        what: &'static str,
+        function: u64,
+        (first, second): (u64, u64),
+        end: u64,
+    ) -> Result<Registers, AgentError> {
+        let rsp = self.call_stack();
         let regs = Registers {
             rip: function,
             rsp,
@@ -187,11 +224,8 @@ impl<'a> Remote<'a> {
                 Err(error) => return Err(error),
             }
             let regs = self.tracee.registers()?;
-            if entering && regs.rip == self.gadget + 2 && regs.rsp == rsp + 8 {
-                let result = regs.orig_rax;
-                self.tracee.set_registers(&Registers { orig_rax: u64::MAX, ..regs })?;
-                self.tracee.run(QUICK)?;
-                return Ok(result);
+            if entering && regs.rip == end && regs.rsp == rsp + 8 {
+                return Ok(regs);
             }
             entering = !entering;
         }

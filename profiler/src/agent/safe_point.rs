@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::check::guard;
 use super::error::AgentError;
 use super::tracee::Tracee;
 use super::way_back::WayBack;
@@ -91,7 +92,11 @@ pub(super) fn stop(
                 Err(error) => return Err(error),
             };
             let now = tracee.kept();
-            if (now.rip, now.rsp, now.orig_rax as i64) == (position.ip, position.sp, position.call) {
+            // It may have got a filter since the process was looked at.
+            let is_filtered = guard(root, pid, tid).has_filter;
+            if !is_filtered
+                && (now.rip, now.rsp, now.orig_rax as i64) == (position.ip, position.sp, position.call)
+            {
                 // Without one it goes on as it was, and another one is looked for.
                 if let Some(way_back) = way_back(&tracee) {
                     return Ok((tracee, way_back));

@@ -255,7 +255,7 @@ mod tests {
         let context = Context::new(&model);
         let mut collector = Collector::new(&ends, model.whole());
         for thread in &model.threads {
-            for portion in thread.waits.portions() {
+            for portion in thread.waits.portions(model.portion_len) {
                 let (track, _) = model.portion(thread, &portion);
                 collector.take(&model, &track, &partition(&context, &track).pieces);
             }

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use profiler_common::{Api, Call};
 
 use super::connects::{Connects, Outcome};
-use super::dns_wait::{DnsWait, WaitId};
+use super::dns_wait::{DnsWait, WaitId, api_of};
 use super::partition::Piece;
 use crate::model::Model;
 use crate::model::cause::Cause;
@@ -135,7 +135,7 @@ pub(super) fn dns_wait(
         server: model.names.shared(piece.peer),
         transport: info.map_or(Transport::Other, |info| info.transport),
         socket_ino: info.map_or(0, |info| info.ino),
-        api: wait.api,
+        api: api_of(model, wait),
         api_start_ns: wait.api_start_ns,
         call: wait.call,
         ret: i64::from(wait.ret),

@@ -295,3 +295,6 @@ pub(super) fn sums_of(model: &Model) -> Sums {
     let pass = Pass { model, context: &context, connects: &connects, each: true };
     pass.sum_up(&mut Collector::new(&ends, model.whole()), &|_, _| ())
 }
+
+#[cfg(test)]
+mod tests;

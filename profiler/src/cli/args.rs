@@ -9,6 +9,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use crate::analysis::findings::thresholds::parse_ratio;
 use crate::model::cause::Cause;
 use crate::render::tree::View;
+use crate::target::marker::MarkerName;
 
 /// Probe families that can be named.
 pub const FAMILIES: [&str; 6] = ["dns", "net", "sched", "verbs", "nccl", "cuda"];
@@ -60,6 +61,10 @@ pub struct RecordArgs {
     /// Share of a core that watching verbs may take from the target; where it would take more, verbs are let go
     #[arg(long, value_name = "SHARE", value_parser = ratio, default_value = "0.5%")]
     pub max_overhead: f64,
+    /// Function of the target whose calls mark iterations (LIB:FUNCTION to say in which file); `diff` then compares
+    /// times per call
+    #[arg(long, value_name = "FUNCTION", value_parser = marker)]
+    pub marker: Option<MarkerName>,
     /// Racks and their hosts, kept in the trace (TOML, JSON, Slurm's topology.conf, lines `host rack`)
     #[arg(long, value_name = "FILE")]
     pub topology: Option<PathBuf>,
@@ -248,6 +253,10 @@ fn family(text: &str) -> Result<String, String> {
     }
 }
 
+fn marker(text: &str) -> Result<MarkerName, String> {
+    MarkerName::parse(text).ok_or_else(|| "markers are written FUNCTION or LIB:FUNCTION".to_owned())
+}
+
 fn pattern(text: &str) -> Result<String, String> {
     match regex::Regex::new(text) {
         Ok(_) => Ok(text.to_owned()),
@@ -327,6 +336,7 @@ mod tests {
             "record --pid 1 -d soon",
             "record --pid 1 -d 0s",
             "record --pid 1 --min-stall -5us",
+            "record --pid 1 --marker lib:",
             "record --pid 1 --probes astrology",
             "flame",
             "flame x.stall --view side",

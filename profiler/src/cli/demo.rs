@@ -43,6 +43,8 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         min_stall: Duration::from_micros(100),
         follow: true,
         unavailable: Vec::new(),
+        net: true,
+        marker: None,
         dns: true,
         verbs: None,
         gpu: GpuTimes::NotAsked,

@@ -7,6 +7,8 @@ use serde::Serialize;
 use super::args::{DoctorArgs, DoctorFormat};
 use super::error::{CliError, FAILED};
 use super::output::write_output;
+use crate::agent::AgentError;
+use crate::agent::check::{self, Place};
 use crate::kernel::features::{self, AttachKind, Availability, Capabilities, Capability, Features};
 use crate::probes::{ProbeOptions, ProbeSet};
 use crate::render::RenderError;
@@ -213,7 +215,12 @@ fn target(root: &ProcRoot, pid: u32) -> Vec<Check> {
         ));
     }
     match traits(root, pid) {
-        Ok(traits) => checks.extend(trait_checks(&traits)),
+        Ok(traits) => {
+            checks.extend(trait_checks(&traits));
+            if traits.uses_cuda {
+                checks.push(gpu_times(check::place(root, pid, "")));
+            }
+        }
         Err(error) => checks.push(Check::new("target", "process", State::Unknown, error.to_string())),
     }
     checks.push(resolver(root, pid));
@@ -254,12 +261,26 @@ fn trait_checks(traits: &Traits) -> Vec<Check> {
         add("io_uring", State::Degraded, "in use: the sockets behind its requests are not seen", "");
     }
     if traits.uses_rdma {
-        add("RDMA", State::Degraded, "in use: this version watches sockets and resolvers only", "");
-    }
-    if traits.uses_cuda {
-        add("CUDA", State::Degraded, "in use: this version has no GPU times", "");
+        add(
+            "RDMA",
+            State::Info,
+            "in use: posts and completions of mlx5 queue pairs are watched, the kernel's side is not",
+            "",
+        );
     }
     checks
+}
+
+/// Whether the process would be entered. Another user of CUPTI shows only when it is.
+fn gpu_times(place: Result<Place, AgentError>) -> Check {
+    match place {
+        Ok(place) => {
+            let detail = format!("GPU times with {} of the process", place.cupti.display());
+            Check::new("target", "CUDA", State::Ok, detail)
+        }
+        Err(error) => Check::new("target", "CUDA", State::Degraded, format!("no GPU times: {error}"))
+            .help("everything else is recorded; `record --no-inject` leaves the attempt out"),
+    }
 }
 
 fn resolver(root: &ProcRoot, pid: u32) -> Check {

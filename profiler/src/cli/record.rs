@@ -71,6 +71,7 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
         min_stall: args.min_stall,
         follow: !args.no_children,
         unavailable: UNAVAILABLE.into_iter().filter(|family| asked(family)).map(str::to_owned).collect(),
+        net: asked("net"),
         dns: asked("dns"),
         verbs: asked("verbs").then_some(args.max_overhead),
         gpu: match (asked("cuda"), args.no_inject) {
@@ -78,6 +79,7 @@ fn record_options(args: &RecordArgs) -> RecordOptions {
             (true, true) => GpuTimes::NotInjected,
             (true, false) => GpuTimes::Wanted,
         },
+        marker: args.marker.clone(),
         // A file, which is read when the rest is known to be right.
         topology: None,
         verbose: args.verbose,
@@ -205,7 +207,9 @@ mod tests {
         assert_eq!(some.unavailable, [""; 0]);
         assert_eq!(options(&["--pid", "7", "--probes", "net,nccl"]).unavailable, ["nccl"]);
         assert_eq!(some.verbs, Some(0.005));
-        assert!(!some.dns);
+        assert!(some.net && !some.dns);
+        let resolver = options(&["--pid", "7", "--probes", "dns"]);
+        assert!(!resolver.net && resolver.dns);
         assert_eq!(some.gpu, GpuTimes::Wanted);
         assert_eq!(options(&["--pid", "7", "--no-inject"]).gpu, GpuTimes::NotInjected);
         assert_eq!(options(&["--pid", "7", "--probes", "net"]).gpu, GpuTimes::NotAsked);

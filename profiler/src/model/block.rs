@@ -1,11 +1,14 @@
 //! The waits of a block, made small on the thread that decoded it: what is left to do in order is looking up what they
 //! have in common, once a block, and packing.
 
+use profiler_common::Call;
+
+use super::dns::unsent;
 use super::packed::Figures;
 use super::wait;
 use crate::hash::FastMap;
 use crate::trace::WaitBlock;
-use crate::trace::record::{Socket, Wait};
+use crate::trace::record::{DnsMessage, Socket, Wait};
 
 /// A block of waits with what they refer to numbered within the block.
 #[derive(Debug, Default)]
@@ -17,6 +20,8 @@ pub struct FoldedBlock {
     /// The first wait of each kind, without its sockets, and these.
     pub kinds: Vec<(Wait, Vec<Socket>)>,
     pub rows: Vec<Row>,
+    /// Questions to name servers that never left the machine.
+    pub unsent: Vec<DnsMessage>,
     /// Waits that end before they begin.
     pub inconsistent: u64,
     /// Earliest and latest end.
@@ -48,6 +53,10 @@ impl FoldedBlock {
             }
             let (first, last) = folded.ends.unwrap_or((wait.end_ns, wait.end_ns));
             folded.ends = Some((first.min(wait.end_ns), last.max(wait.end_ns)));
+            if wait.call == Call::Connect && wait.ret < 0 {
+                let sockets = block.sockets(refs.list);
+                folded.unsent.extend(unsent::of_connect(&Wait { sockets, ..wait.clone() }));
+            }
             let figures = wait::figures(&wait);
             let next = folded.kinds.len() as u32;
             let kind = *kinds.entry((refs.shape, refs.list, wait.fd)).or_insert(next);

@@ -144,6 +144,14 @@ impl Builder {
                     self.inconsistent += 1;
                 }
             }
+            Record::MarkerFunction(function) => self.model.marker.add_function(function),
+            Record::MarkerCalls(calls) => {
+                if self.model.marker.add(calls) {
+                    self.saw(calls.end_ns);
+                } else {
+                    self.inconsistent += 1;
+                }
+            }
             Record::Topology(file) => self.model.topology = Some(file),
             Record::QueuePair(pair) => self.model.rdma.queue_pairs.push(pair),
             Record::RdmaPost(post) => {
@@ -274,6 +282,7 @@ impl Builder {
             self.saw(first);
             self.saw(last);
         }
+        self.model.dns_messages.extend(block.unsent.iter().cloned());
         let tables = &mut self.model.waits;
         let stacks: Vec<StacksId> =
             block.stacks.iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
@@ -371,6 +380,7 @@ impl Builder {
         model.owners = Owners { ns_tids: self.ns_tids, threads: self.thread_ids.into_keys().collect() };
         model.python = python::merge_all(&mut model.stacks, &self.python);
         model.window = window;
+        model.marker.finish();
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
         model.gpu.clip(whole);

@@ -20,6 +20,7 @@ pub mod fixture;
 mod gil;
 pub mod gpu;
 pub mod intern;
+pub mod marker;
 pub mod owners;
 pub mod packed;
 pub mod place;
@@ -70,10 +71,14 @@ pub struct Model {
     pub owners: owners::Owners,
     /// What packed waits refer to.
     pub waits: packed::WaitTables,
+    /// How many of them are analysed at once.
+    pub portion_len: packed::PortionLen,
     /// Names of peers.
     pub names: intern::Interner,
     /// Verbs: queue pairs, posts, completions.
     pub rdma: queue::Rdma,
+    /// Calls of the marker function.
+    pub marker: marker::Markers,
     /// Where GPUs and adapters sit.
     pub place: place::Place,
     /// What ran on GPUs.
@@ -98,7 +103,9 @@ impl Model {
     pub fn portions(&self) -> Vec<(usize, Portion)> {
         let threads = self.threads.iter().enumerate();
         threads
-            .flat_map(|(at, thread)| thread.waits.portions().into_iter().map(move |one| (at, one)))
+            .flat_map(|(at, thread)| {
+                thread.waits.portions(self.portion_len).into_iter().map(move |one| (at, one))
+            })
             .collect()
     }
 

@@ -17,8 +17,17 @@ use crate::trace::record::WaitFlags;
 
 /// Waits that are packed together: a portion is a number of such chunks.
 const CHUNK: u32 = 256;
-/// Waits of a portion at least, where there are as many and the thread does not wait all the time.
-const PORTION: u32 = 1 << 15;
+
+/// Waits of a portion at least, where there are as many and the thread does not wait all the time: how many are
+/// unpacked at once. No figure depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortionLen(pub u32);
+
+impl Default for PortionLen {
+    fn default() -> PortionLen {
+        PortionLen(1 << 15)
+    }
+}
 
 /// What the waits at one call site have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -211,8 +220,8 @@ impl PackedWaits {
         self.spins
     }
 
-    /// All of them in order.
-    pub fn portions(&self) -> Vec<Portion> {
+    /// All of them in order, that many a portion.
+    pub fn portions(&self, least: PortionLen) -> Vec<Portion> {
         // The earliest start of what comes from there on.
         let mut earliest = vec![u64::MAX; self.chunks.len() + 1];
         for (at, chunk) in self.chunks.iter().enumerate().rev() {
@@ -229,7 +238,7 @@ impl PackedWaits {
             connects |= chunk.connects;
             let is_last = end == self.chunks.len();
             let is_free = earliest.get(end).is_some_and(|next| *next > latest_ns);
-            if is_last || (len >= PORTION && is_free) {
+            if is_last || (len >= least.0 && is_free) {
                 portions.push(Portion { chunks: begin..end, first, connects });
                 first = first.saturating_add(len);
                 (begin, len, connects) = (end, 0, false);
@@ -387,7 +396,7 @@ mod tests {
     fn portions_end_where_nothing_is_awaited() {
         let mut waits: Vec<WaitSpan> = (1..80_000).map(|at| span(at * 100, at * 100 + 90)).collect();
         let firsts = |waits: &[WaitSpan]| -> Vec<u32> {
-            packed(waits).0.portions().iter().map(|portion| portion.first).collect()
+            packed(waits).0.portions(PortionLen::default()).iter().map(|portion| portion.first).collect()
         };
         assert_eq!(firsts(&waits), [0, 32_768, 65_536]);
         // Begins in the first portion and comes later, as it ends later.
@@ -427,7 +436,8 @@ mod tests {
     proptest! {
         #[test]
         fn the_portions_together_are_all_waits_sorted_each_once(
-            waits in proptest::collection::vec(any_wait(), 0..600), repeats in 1..30_usize
+            waits in proptest::collection::vec(any_wait(), 0..600), repeats in 1..30_usize,
+            least in 0..2000_u32
         ) {
             // The same again, later: enough of them for several portions.
             let mut all = Vec::new();
@@ -441,7 +451,7 @@ mod tests {
             all.retain(|wait| wait.start_ns <= wait.end_ns);
             let (packed, tables) = packed(&all);
             let (mut unpacked, mut left_out) = (Vec::new(), 0);
-            for portion in packed.portions() {
+            for portion in packed.portions(PortionLen(least)) {
                 prop_assert!(portion.first as usize >= unpacked.len());
                 let (waits, duplicates) = packed.unpack(&portion, &tables);
                 unpacked.extend(waits);

@@ -5,19 +5,21 @@
 //! were already under way when the watch began, posts that the provider refused, and completions that were lost
 //! so never shift the figures of others.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 
+use super::thread::Interval;
 use crate::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
+
+mod builder;
+mod windows;
+
+use builder::Builder;
+pub use windows::Scale;
+use windows::Watch;
 
 /// `MLX5_CQE_REQ`, `MLX5_CQE_REQ_ERR`: a completion of a posted request, as against a receive.
 const REQUEST: u8 = 0;
 const REQUEST_FAILED: u8 = 13;
-/// `IBV_SEND_SIGNALED`.
-const SIGNALLED: u32 = 2;
-/// `MLX5_CQE_SYNDROME_WR_FLUSH_ERR`: thrown out because another one failed.
-const FLUSHED: u8 = 5;
-/// Entries that one request can take.
-const ENTRIES_MOST: usize = 16;
 
 /// What the trace says of verbs.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +54,8 @@ pub struct Unit {
     pub class: Class,
     /// It was posted when nothing was outstanding.
     pub idle: bool,
+    /// Posted in a window before all outstanding requests were known: it counts for those behind it alone.
+    pub lead: bool,
 }
 
 /// One queue pair over the recording.
@@ -86,25 +90,12 @@ pub struct QueueTrack {
     /// Which entry posts go to became known, so that posts and completions could be brought together.
     pub anchored: bool,
     pub watch_ns: u64,
-}
-
-/// A posted request that is not retired yet.
-#[derive(Clone, Copy, Debug)]
-struct Pending {
-    post_ns: u64,
-    bytes: u64,
-    class: Class,
-    signalled: bool,
-    idle: bool,
-}
-
-/// Requests of one call of `post_send`.
-#[derive(Debug)]
-struct List {
-    counter: Option<u16>,
-    requests: VecDeque<Pending>,
-    /// Requests that it had.
-    len: usize,
+    /// How counts and times stand for the whole time; `None` where it was watched without a gap.
+    pub scale: Option<Scale>,
+    /// Requests that were outstanding when a window ended, the last one of the recording aside.
+    pub cut: Vec<Interval>,
+    /// Parts of windows in which all outstanding requests were known; empty where it was watched without a gap.
+    pub known: Vec<Interval>,
 }
 
 enum Event<'a> {
@@ -135,32 +126,53 @@ impl Rdma {
         }
         let pairs: HashMap<(u32, u32), &QueuePair> =
             self.queue_pairs.iter().map(|pair| ((pair.pid, pair.number), pair)).collect();
+        let mut watches: HashMap<u32, Watch> = HashMap::new();
+        let recording = Interval { start_ns, end_ns };
         let mut tracks = Vec::new();
         for ((pid, number), mut events) in queues {
             events.sort_by_key(|(time_ns, _)| *time_ns);
-            fill_in(&mut events);
-            let (from_ns, to_ns) = self.watch(pid, start_ns, end_ns);
-            let mut builder = Builder::new(pid, number, pairs.get(&(pid, number)).copied());
-            for (_, event) in events.iter().filter(|(time_ns, _)| (from_ns..=to_ns).contains(time_ns)) {
-                match event {
-                    Event::Post(post) => builder.post(post),
-                    Event::Completion(completion) => builder.completion(completion),
-                }
-            }
-            tracks.push(builder.finish(to_ns.saturating_sub(from_ns)));
+            let watch = watches.entry(pid).or_insert_with(|| Watch::of(&self.windows, pid, recording));
+            let track = empty_track(pid, number, pairs.get(&(pid, number)).copied());
+            tracks.push(follow(track, &mut events, watch, end_ns));
         }
         tracks
     }
+}
 
-    /// From when to when the process was watched.
-    fn watch(&self, pid: u32, start_ns: u64, end_ns: u64) -> (u64, u64) {
-        let mut windows = self.windows.iter().filter(|window| window.pid == pid);
-        let Some(first) = windows.next() else { return (start_ns, end_ns) };
-        // An end comes with a record of its own.
-        let closed = windows.chain([first]).map(|window| window.end_ns).max().unwrap_or(0);
-        let to_ns = if closed == 0 { end_ns } else { closed.min(end_ns) };
-        (first.start_ns.max(start_ns).min(to_ns), to_ns)
+fn empty_track(pid: u32, number: u32, pair: Option<&QueuePair>) -> QueueTrack {
+    let mut track = QueueTrack { pid, number, ..QueueTrack::default() };
+    if let Some(pair) = pair {
+        track.device.clone_from(&pair.device);
+        (track.port, track.qp_type) = (pair.port, pair.qp_type);
     }
+    track
+}
+
+/// Goes through what happened to one queue pair, window by window: nothing is known of what was between.
+fn follow(mut track: QueueTrack, events: &mut [(u64, Event<'_>)], watch: &Watch, end_ns: u64) -> QueueTrack {
+    let mut seen = Vec::new();
+    for window in &watch.windows {
+        let from = events.partition_point(|(time_ns, _)| *time_ns < window.start_ns);
+        let to = events.partition_point(|(time_ns, _)| *time_ns <= window.end_ns);
+        let events = events.get_mut(from..to).unwrap_or_default();
+        fill_in(events);
+        let posted = track.posted;
+        let mut builder = Builder::new(track, watch.is_sampled());
+        for (_, event) in events.iter() {
+            match event {
+                Event::Post(post) => builder.post(post),
+                Event::Completion(completion) => builder.completion(completion),
+            }
+        }
+        track = builder.finish(*window, window.end_ns >= end_ns);
+        seen.push((window.len(), track.posted.saturating_sub(posted)));
+    }
+    track.watch_ns = seen.iter().map(|one| one.0).fold(0, u64::saturating_add);
+    if watch.is_sampled() {
+        let known_ns = track.known.iter().map(|part| part.len()).fold(0, u64::saturating_add);
+        track.scale = Some(windows::scale(&seen, known_ns, watch.whole.len()));
+    }
+    track
 }
 
 /// Gives posts whose entry is not known the one that it must be: where as many requests as entries lie between two that
@@ -187,213 +199,6 @@ fn fill_in(events: &mut [(u64, Event<'_>)]) {
         }
         known = Some((at, counter));
     }
-}
-
-struct Builder {
-    track: QueueTrack,
-    lists: VecDeque<List>,
-    outstanding: u64,
-    /// It is known which entry the latest posts go to.
-    anchored: bool,
-    /// Requests posted before the anchor that may be outstanding.
-    before: VecDeque<Pending>,
-    /// Every request is signalled, whatever its flags say (`sq_sig_all`).
-    all_signalled: bool,
-}
-
-impl Builder {
-    fn new(pid: u32, number: u32, pair: Option<&QueuePair>) -> Builder {
-        let mut track = QueueTrack { pid, number, ..QueueTrack::default() };
-        if let Some(pair) = pair {
-            track.device.clone_from(&pair.device);
-            (track.port, track.qp_type) = (pair.port, pair.qp_type);
-        }
-        Builder {
-            track,
-            lists: VecDeque::new(),
-            outstanding: 0,
-            anchored: false,
-            before: VecDeque::new(),
-            all_signalled: false,
-        }
-    }
-
-    fn post(&mut self, post: &RdmaPost) {
-        let pending = Pending {
-            post_ns: post.time_ns,
-            bytes: post.bytes,
-            class: class_of(post.opcode),
-            signalled: post.flags & SIGNALLED != 0,
-            idle: self.outstanding == 0,
-        };
-        if let Some(counter) = post.counter {
-            self.refuse(counter);
-            self.anchored = true;
-            self.track.anchored = true;
-        } else if post.index == 0 && self.anchored {
-            // Where this one goes is not known, nor then what completions behind it are of.
-            self.before.extend(self.lists.drain(..).flat_map(|list| list.requests));
-            self.anchored = false;
-        }
-        self.track.posted += 1;
-        self.track.bytes = self.track.bytes.saturating_add(post.bytes);
-        self.outstanding += 1;
-        self.track.max_depth = self.track.max_depth.max(self.outstanding);
-        if !self.anchored {
-            self.before.push_back(pending);
-        } else if post.index == 0 {
-            let requests = VecDeque::from([pending]);
-            self.lists.push_back(List { counter: post.counter, requests, len: 1 });
-        } else if let Some(list) = self.lists.back_mut() {
-            list.requests.push_back(pending);
-            list.len += 1;
-        } else {
-            // A list whose head came before the watch.
-            self.before.push_back(pending);
-        }
-    }
-
-    /// The list posted last had the same entry: the provider took nothing of it.
-    fn refuse(&mut self, counter: u16) {
-        let refused = self.lists.pop_back_if(|last| last.counter == Some(counter));
-        if let Some(list) = refused {
-            let requests = list.requests.len() as u64;
-            let bytes: u64 = list.requests.iter().map(|request| request.bytes).fold(0, u64::saturating_add);
-            self.track.refused += requests;
-            self.track.posted = self.track.posted.saturating_sub(requests);
-            self.track.bytes = self.track.bytes.saturating_sub(bytes);
-            self.outstanding = self.outstanding.saturating_sub(requests);
-        }
-    }
-
-    fn completion(&mut self, completion: &RdmaCompletion) {
-        if !self.anchored {
-            return self.unanchored(completion);
-        }
-        match self.find(completion.counter) {
-            Some(index) => {
-                // Completions come in the order of the queue: everything before this list is done.
-                let before = std::mem::take(&mut self.before).len();
-                let passed: Vec<Pending> = self.lists.drain(..index).flat_map(|list| list.requests).collect();
-                self.done(before + passed.len());
-                self.retire(completion, passed);
-            }
-            None if self.is_earlier(completion.counter) => {
-                self.note_error(completion);
-                let signalled = |request: &Pending| request.signalled;
-                if let Some(last) = self.before.iter().position(signalled) {
-                    let done = self.before.drain(..=last).count();
-                    self.done(done);
-                } else {
-                    self.track.began_earlier += 1;
-                }
-            }
-            None => {
-                self.track.unmatched += 1;
-                self.note_error(completion);
-            }
-        }
-    }
-
-    /// The list that has this entry.
-    fn find(&self, counter: u16) -> Option<usize> {
-        let newest_first = self.lists.iter().enumerate().rev();
-        let mut end: Option<u16> = None;
-        for (index, list) in newest_first {
-            let Some(start) = list.counter else { continue };
-            let at = usize::from(counter.wrapping_sub(start));
-            let room = match end {
-                Some(end) => usize::from(end.wrapping_sub(start)),
-                None => list.len.saturating_mul(ENTRIES_MOST),
-            };
-            if at < room {
-                return Some(index);
-            }
-            end = Some(start);
-        }
-        None
-    }
-
-    fn is_earlier(&self, counter: u16) -> bool {
-        let first = self.lists.iter().find_map(|list| list.counter);
-        first.is_none_or(|first| first.wrapping_sub(counter).wrapping_sub(1) < 1 << 15)
-    }
-
-    /// Retires the first list up to the signalled request that this completion is of, together with the unsignalled
-    /// ones of lists that it passed. A signalled one among those is done too, at a time that was not seen.
-    fn retire(&mut self, completion: &RdmaCompletion, mut passed: Vec<Pending>) {
-        let failed = completion.opcode == REQUEST_FAILED;
-        let Some(list) = self.lists.front_mut() else { return };
-        if !failed && list.len == 1 && list.requests.front().is_some_and(|request| !request.signalled) {
-            self.all_signalled = true;
-        }
-        let all = self.all_signalled || failed;
-        let last = list.requests.iter().position(|request| all || request.signalled);
-        let last = last.unwrap_or(list.requests.len().saturating_sub(1));
-        let own: Vec<Pending> = list.requests.drain(..(last + 1).min(list.requests.len())).collect();
-        if list.requests.is_empty() {
-            self.lists.pop_front();
-        }
-        self.done(own.len());
-        let alone = passed.iter().rposition(|request| all || request.signalled).map_or(0, |last| last + 1);
-        let mut done = passed.split_off(alone);
-        done.extend(own);
-        if self.note_error(completion) {
-            return;
-        }
-        if let Some(first) = done.first() {
-            self.track.units.push(Unit {
-                post_ns: first.post_ns,
-                done_ns: completion.time_ns.max(first.post_ns),
-                bytes: done.iter().map(|request| request.bytes).fold(0, u64::saturating_add),
-                requests: u32::try_from(done.len()).unwrap_or(u32::MAX),
-                class: done.iter().map(|request| request.class).max().unwrap_or_default(),
-                idle: first.idle,
-            });
-        }
-    }
-
-    /// Nothing tells which post a completion is of: only numbers are kept.
-    fn unanchored(&mut self, completion: &RdmaCompletion) {
-        let failed = completion.opcode == REQUEST_FAILED;
-        let none_signalled = !self.before.iter().any(|request| request.signalled);
-        let last = self.before.iter().position(|request| failed || none_signalled || request.signalled);
-        match last {
-            Some(last) => {
-                let done = self.before.drain(..=last).count();
-                self.done(done);
-            }
-            None => self.track.began_earlier += 1,
-        }
-        self.note_error(completion);
-    }
-
-    fn done(&mut self, requests: usize) {
-        self.track.completed += requests as u64;
-        self.outstanding = self.outstanding.saturating_sub(requests as u64);
-    }
-
-    fn note_error(&mut self, completion: &RdmaCompletion) -> bool {
-        let failed = completion.opcode == REQUEST_FAILED;
-        if failed && completion.syndrome == FLUSHED {
-            self.track.flushed += 1;
-        } else if failed {
-            *self.track.errors.entry(completion.syndrome).or_default() += 1;
-        }
-        failed
-    }
-
-    fn finish(mut self, watch_ns: u64) -> QueueTrack {
-        let waiting = self.lists.iter().flat_map(|list| &list.requests);
-        self.track.in_flight = self.before.iter().chain(waiting).map(|request| request.post_ns).collect();
-        self.track.watch_ns = watch_ns;
-        self.track
-    }
-}
-
-/// `IBV_WR_RDMA_READ`, `IBV_WR_ATOMIC_CMP_AND_SWP` and `IBV_WR_ATOMIC_FETCH_AND_ADD` bring data back.
-fn class_of(opcode: u32) -> Class {
-    if matches!(opcode, 4..=6) { Class::Back } else { Class::Out }
 }
 
 #[cfg(test)]

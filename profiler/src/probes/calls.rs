@@ -46,6 +46,12 @@ pub fn numbers() -> Vec<(u32, u16)> {
     numbers.into_iter().filter_map(|(number, call)| Some((u32::try_from(number).ok()?, call))).collect()
 }
 
+/// Whether the call is watched for the sockets that it may be about.
+pub fn is_of_sockets(call: u16) -> bool {
+    let others = [Call::Nanosleep as u16, Call::ClockNanosleep as u16, Call::Futex as u16, RESTART];
+    !others.contains(&call)
+}
+
 /// Nothing is watched on an architecture whose registers the programs cannot read.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn numbers() -> Vec<(u32, u16)> {

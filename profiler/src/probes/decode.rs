@@ -48,6 +48,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Stack => stack::decode(&mut fields, short),
         RecordKind::VerbsPost => super::verbs::decode::post(&mut fields).ok_or(short),
         RecordKind::VerbsCompletion => super::verbs::decode::completion(&mut fields).ok_or(short),
+        RecordKind::Marker => super::marker::decode(&mut fields).ok_or(short),
         RecordKind::VerbsImage => super::verbs::decode::image(&mut fields).ok_or(short),
     }
 }

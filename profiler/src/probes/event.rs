@@ -1,5 +1,6 @@
 //! What the probes hand to the recorder: trace records, and raw stacks that still need names.
 
+use crate::trace::marker::MarkerCalls;
 use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaPost};
 use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
@@ -52,6 +53,7 @@ pub enum Event {
     RdmaImage(Box<QueueImage>),
     /// Where an earlier post went.
     RdmaAnchor(RdmaAnchor),
+    Marker(MarkerCalls),
 }
 
 /// What a provider keeps of a queue pair, at the entry of a post.
@@ -81,6 +83,7 @@ impl Event {
             Event::ThreadTime(time) => Some(time.time_ns),
             Event::RdmaPost(post, _) => Some(post.time_ns),
             Event::RdmaCompletion(completion) => Some(completion.time_ns),
+            Event::Marker(calls) => Some(calls.start_ns),
             Event::Stack(_) | Event::RdmaImage(_) | Event::RdmaAnchor(_) => None,
         }
     }

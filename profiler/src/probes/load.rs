@@ -76,13 +76,17 @@ pub(super) fn load(options: &ProbeOptions, settings: &Settings) -> Result<Loaded
     };
     let btf = Btf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
     let mut ebpf = open(options, settings, &offsets, &btf)?;
-    fill_calls(&mut ebpf)?;
+    fill_calls(&mut ebpf, options)?;
     let resolver = MultiUprobe::load(OBJECT, "api_entry", &ebpf)
         .inspect_err(|reason| log::debug!("resolver functions get a link each: {reason}"))
         .ok();
     let mut failed = HashMap::new();
-    for (name, hook, _) in PROGRAMS {
+    for (name, hook, family) in PROGRAMS {
         if *hook == Hook::Uprobe && resolver.is_some() {
+            continue;
+        }
+        if *family == "tcp" && !options.net {
+            failed.insert(*name, "not asked for".to_owned());
             continue;
         }
         if let Err(reason) = start(&mut ebpf, name, *hook, &btf) {
@@ -130,10 +134,14 @@ pub(super) fn ring_bytes(wanted: u32) -> u32 {
     wanted.clamp(64 << 10, 16 << 20).checked_next_power_of_two().unwrap_or(16 << 20)
 }
 
-fn fill_calls(ebpf: &mut Ebpf) -> Result<(), ProbeError> {
+/// Without a family that is about sockets the kernel passes their calls over as it does all others.
+fn fill_calls(ebpf: &mut Ebpf, options: &ProbeOptions) -> Result<(), ProbeError> {
     let map = ebpf.map_mut("CALLS").ok_or(ProbeError::Missing { name: "CALLS" })?;
     let mut table: Array<&mut MapData, u16> = map.try_into().map_err(load_error)?;
-    for (number, call) in calls::numbers() {
+    let sockets = options.net || options.dns;
+    for (number, call) in
+        calls::numbers().into_iter().filter(|(_, call)| sockets || !calls::is_of_sockets(*call))
+    {
         table.set(number, call, 0).map_err(load_error)?;
     }
     Ok(())

@@ -25,6 +25,7 @@ mod fields;
 mod iterate;
 mod known_stacks;
 mod load;
+mod marker;
 mod multi_uprobe;
 mod restart;
 mod socket;
@@ -71,11 +72,22 @@ pub struct ProbeOptions {
     pub ring_bytes: u32,
     /// Log what the programs say through the `log` crate, and verifier logs on failure.
     pub verbose: bool,
+    /// Watch handshakes and retransmissions, and system calls on sockets.
+    pub net: bool,
+    /// Watch system calls on sockets, for the messages to name servers among them.
+    pub dns: bool,
 }
 
 impl Default for ProbeOptions {
     fn default() -> ProbeOptions {
-        ProbeOptions { min_stall_ns: 100_000, spin_gap_ns: 10_000_000, ring_bytes: 8 << 20, verbose: false }
+        ProbeOptions {
+            min_stall_ns: 100_000,
+            spin_gap_ns: 10_000_000,
+            ring_bytes: 8 << 20,
+            verbose: false,
+            net: true,
+            dns: true,
+        }
     }
 }
 
@@ -311,7 +323,9 @@ impl ProbeSet {
         let listed = iterate::run(&mut self.ebpf, "finish_tasks");
         tables::await_looks(&self.nonblocking, &self.settings, end_ns);
         self.detach();
-        self.detach_verbs();
+        verbs::VerbsProbes::detach(&mut self.ebpf);
+        marker::detach(&mut self.ebpf);
+        marker::take_counted(&mut self.ebpf, sink);
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
         // What is left is bounded by the buffer's size, were it not for resolver functions that are still called.
@@ -337,14 +351,26 @@ impl ProbeSet {
         }
     }
 
-    /// Watches what the process posts and polls through these functions.
-    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions) -> Result<(), String> {
-        self.verbs.attach(&mut self.ebpf, pid, functions)
+    /// Watches what the process posts and polls through these functions; where `now` is false, from the next
+    /// [`ProbeSet::resume_verbs`] on.
+    pub fn attach_verbs(&mut self, pid: u32, functions: &Functions, now: bool) -> Result<(), String> {
+        self.verbs.attach(&mut self.ebpf, pid, functions, now)
     }
 
-    /// Posts and polls are not watched any longer.
-    pub fn detach_verbs(&mut self) {
-        verbs::VerbsProbes::detach(&mut self.ebpf);
+    /// Posts and polls are not watched until [`ProbeSet::resume_verbs`].
+    pub fn pause_verbs(&mut self) {
+        self.verbs.pause(&mut self.ebpf);
+    }
+
+    /// Watches posts and polls again. Returns the processes for which that failed, and why; they are given up.
+    pub fn resume_verbs(&mut self) -> Vec<(u32, String)> {
+        self.verbs.resume(&mut self.ebpf)
+    }
+
+    /// Counts the calls of the marker function, which is entered at this offset of the file. `path` is opened as this
+    /// process sees it.
+    pub fn attach_marker(&mut self, path: &Path, offset: u64) -> Result<(), String> {
+        marker::attach(&mut self.ebpf, path, offset)
     }
 
     /// Calls seen so far, those that made no record among them. Calls that were never seen are left out.

@@ -2,14 +2,17 @@
 
 mod coverage;
 mod gpu;
+mod marker;
 mod place;
 mod verbs;
 
 use profiler_common::Call;
 
+use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
 use super::held_waits::HeldWaits;
 use super::host::monotonic_ns;
+use super::marker_watch::MarkerWatch;
 use super::place::PlaceWatch;
 use super::progress::Totals;
 use super::python_looks::PythonLooks;
@@ -66,9 +69,10 @@ pub struct Collector {
     due: Vec<(u64, u32)>,
     socket_failure: Option<String>,
     environments: usize,
-    dns: bool,
+    families: WaitFamilies,
     held: HeldWaits,
     verbs: VerbsWatch,
+    marker: Option<MarkerWatch>,
     place: PlaceWatch,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
@@ -83,7 +87,7 @@ impl Collector {
         symbols: SymbolThread,
         sockets: SocketThread,
         python: PythonThread,
-        dns: bool,
+        families: WaitFamilies,
     ) -> Collector {
         Collector {
             writer,
@@ -108,8 +112,9 @@ impl Collector {
             due: Vec::new(),
             socket_failure: None,
             environments: 0,
-            dns,
+            families,
             held: HeldWaits::default(),
+            marker: None,
             pending: Vec::new(),
             finishing: false,
         }
@@ -159,6 +164,7 @@ impl Collector {
                 break;
             }
         }
+        self.check_verbs(monotonic_ns(), probes);
     }
 
     /// Ends the probes' work at `end_ns`, now: what still waits is kept with its registers.
@@ -176,6 +182,7 @@ impl Collector {
 
     fn event(&mut self, event: Event, changes: &mut Vec<Change>) {
         match event {
+            Event::Wait(wait, _) if !self.families.wants(&wait) => {}
             Event::Wait(wait, registers) => {
                 self.totals.events += 1;
                 self.note_worst(&wait);
@@ -186,8 +193,9 @@ impl Collector {
                 }
             }
             Event::Dns(message) => {
-                self.totals.events += 1;
-                if self.dns {
+                self.families.asked(&message);
+                if self.families.dns() {
+                    self.totals.events += 1;
                     self.write(Record::Dns(message));
                 }
             }
@@ -211,6 +219,7 @@ impl Collector {
             Event::RdmaPost(..) | Event::RdmaCompletion(_) | Event::RdmaAnchor(_) | Event::RdmaImage(_) => {
                 self.verbs_event(&event);
             }
+            Event::Marker(calls) => self.marker_called(calls),
             Event::Stack(raw) => {
                 let (id, kernel) = (raw.id, raw.kernel);
                 if self.symbols.name(raw) && !kernel {
@@ -242,7 +251,7 @@ impl Collector {
         let now = monotonic_ns();
         for pid in change.entered {
             self.symbols.enter(pid);
-            self.sockets.enter(pid);
+            self.enter_sockets(pid);
             self.python.thread.enter(pid);
             self.enter_gpu(pid);
             self.find_libraries(pid, probes);
@@ -256,7 +265,7 @@ impl Collector {
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
         }
         for pid in change.executed {
-            self.sockets.enter(pid);
+            self.enter_sockets(pid);
             self.python.thread.enter(pid);
             self.enter_gpu(pid);
             self.due.extend(LIBRARY_LOOKS.map(|age| (now + age, pid)));
@@ -264,15 +273,21 @@ impl Collector {
         for pid in change.left {
             self.sockets.leave(pid);
             self.python.thread.leave(pid);
-            self.verbs.leave(pid);
+            self.leave_verbs(pid);
             self.leave_gpu(pid);
             self.due.retain(|(_, waiting)| *waiting != pid);
         }
     }
 
+    fn enter_sockets(&self, pid: u32) {
+        if self.families.net() {
+            self.sockets.enter(pid);
+        }
+    }
+
     /// Probes the resolver functions of libraries that were not seen before.
     pub fn find_libraries(&mut self, pid: u32, probes: &mut ProbeSet) {
-        if !self.dns {
+        if !self.families.dns() {
             return;
         }
         let scan = match self.resolvers.scan(pid) {
@@ -298,8 +313,8 @@ impl Collector {
         for (_, pid) in due {
             self.find_libraries(pid, probes);
             self.find_verbs(pid, probes);
+            self.find_marker(pid, probes);
         }
-        self.check_verbs(now, probes);
     }
 
     /// The window is open: looks at Python stacks begin.

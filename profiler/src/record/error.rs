@@ -5,6 +5,7 @@ use std::io;
 
 use crate::probes::ProbeError;
 use crate::target::SelectError;
+use crate::target::marker::MarkerError;
 use crate::trace::error::TraceError;
 
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +14,8 @@ pub enum RecordError {
     Select(#[from] SelectError),
     #[error(transparent)]
     Probe(#[from] ProbeError),
+    #[error(transparent)]
+    Marker(#[from] Box<MarkerError>),
     #[error(transparent)]
     Trace(#[from] TraceError),
     #[error("cannot run {}: {source}", program.display())]
@@ -34,6 +37,7 @@ impl RecordError {
             RecordError::Select(error) => Some(error.help()),
             RecordError::Probe(error) => Some(probe_help(error).to_owned()),
             RecordError::Trace(error) => error.help(),
+            RecordError::Marker(error) => Some(error.help()),
             RecordError::Command { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Some("give the program's path, or check PATH".to_owned())
             }

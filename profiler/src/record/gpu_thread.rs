@@ -14,6 +14,7 @@ use crate::agent::ring::Activity;
 use crate::agent::{AgentError, Loaded, check, load};
 use crate::symbols::Symbolizer;
 use crate::target::ProcRoot;
+use crate::target::process::process_info;
 use crate::trace::gpu::{GpuActivities, GpuActivity, GpuName, GpuWhat};
 use crate::trace::record::{Coverage, Environment, FamilyState, Loss, Record};
 
@@ -183,7 +184,11 @@ impl Worker<'_> {
                     told: None,
                 });
             }
-            Err(AgentError::NoCuda { .. } | AgentError::Gone { .. }) => {}
+            Err(AgentError::NoCuda { .. } | AgentError::Gone { .. } | AgentError::Forked { .. }) => {}
+            // Whatever failed first, it is because the process ended.
+            Err(error) if process_info(&self.root, pid).map_or(true, |info| info.is_zombie()) => {
+                log::debug!("process {pid} ended while the agent was loaded: {error}");
+            }
             Err(error) => self.fail(&format!("no GPU times of process {pid}: {error}")),
         }
     }
@@ -335,7 +340,7 @@ impl Worker<'_> {
         let begun = Instant::now();
         let is_over = |agent: &Agent| {
             let state = agent.loaded.ring.state();
-            let gone = crate::target::process::process_info(&self.root, agent.pid).is_err();
+            let gone = process_info(&self.root, agent.pid).is_err();
             gone || state.is_err() || state.is_ok_and(|state| state.is_some_and(State::is_over))
         };
         while begun.elapsed() < LEAVING && !self.agents.iter().all(is_over) {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::topology::ChosenTopology;
+use crate::target::marker::MarkerName;
 
 /// Whom to watch.
 #[derive(Clone, Debug)]
@@ -17,6 +18,7 @@ pub enum TargetChoice {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent wishes of the user")]
 pub struct RecordOptions {
     pub target: TargetChoice,
     /// Length of the window; without one until a signal comes or the last target ends.
@@ -28,12 +30,16 @@ pub struct RecordOptions {
     pub follow: bool,
     /// Families that were asked for and that this version does not have: reported as off.
     pub unavailable: Vec<String>,
-    /// Whether resolver functions are probed and DNS messages kept.
+    /// Whether waits on sockets, handshakes, retransmissions and round trips are recorded.
+    pub net: bool,
+    /// Whether resolver functions are probed, and DNS messages and waits on resolvers kept.
     pub dns: bool,
     /// Whether RDMA verbs are watched, and the share of a core that the target may lose by it at most.
     pub verbs: Option<f64>,
     /// Whether the agent is loaded into CUDA processes, without which there are no GPU times.
     pub gpu: GpuTimes,
+    /// A function whose calls are counted.
+    pub marker: Option<MarkerName>,
     /// Racks, kept in the trace.
     pub topology: Option<ChosenTopology>,
     /// Show what the eBPF programs log.

@@ -12,8 +12,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::collector::Collector;
 use super::command::{HeldCommand, RunningCommand};
 use super::error::RecordError;
+use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
 use super::host;
+use super::marker_watch::MarkerWatch;
 use super::options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 use super::progress::{Progress, Totals};
 use super::python_thread::PythonThread;
@@ -67,6 +69,11 @@ pub fn record(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Re
 async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Recording, RecordError> {
     let root = ProcRoot::default();
     let (asked_for, held) = choose(&root, options)?;
+    let marker = options
+        .marker
+        .as_ref()
+        .map(|name| MarkerWatch::find(&root, name, &options.target, &asked_for, options.follow));
+    let marker = marker.transpose()?;
     // The file first: nothing of the target is touched when there is nowhere to write to.
     let (writer, staged) = Staged::create(&options.output)?;
     let mut signals = Signals::new()?;
@@ -77,6 +84,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         spin_gap_ns: nanos(SPIN_GAP),
         ring_bytes: RING_BYTES,
         verbose: options.verbose,
+        net: options.net,
+        dns: options.dns,
     })?;
     let targets = TargetSet::new(root.clone(), &asked_for, options.follow);
     let symbols = SymbolThread::start(probes.take_known_stacks())
@@ -89,9 +98,11 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         .then(|| GpuThread::start(root.clone()))
         .transpose()
         .map_err(|source| RecordError::Start { what: "gpu thread", source })?;
-    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, options.dns);
+    let families = WaitFamilies::new(options.net, options.dns);
+    let mut collector = Collector::new(writer, targets, root.clone(), symbols, sockets, python, families);
     collector.watch_verbs(options.verbs);
     collector.watch_gpus(gpu);
+    collector.watch_marker(marker);
     collector.watch_place(options.verbs.is_some() || options.gpu == GpuTimes::Wanted);
     collector.write(Record::Host(host::host()));
     collector.write(Record::Clock(host::clock()));
@@ -110,6 +121,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     }
     collector.look_at_sockets(true);
     watch(&mut probes, &root, &asked_for, options.follow)?;
+    collector.attach_marker(&mut probes);
     if let Err(error) = probes.snapshot() {
         log::warn!("{error}");
     }

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::host::monotonic_ns;
 use super::reasons::Reasons;
+use super::verbs_budget::{Budget, Change};
 use crate::probes::ProbeSet;
 use crate::target::ProcRoot;
 use crate::target::verbs::{self, Verbs, counters};
@@ -12,8 +14,6 @@ use crate::trace::record::{Coverage, FamilyState, Record};
 /// What the target loses for each time that it comes by a probe, nanoseconds: 2.6 µs were measured on plain hosts for
 /// a kernel uprobe, the record included.
 const HIT_NS: u64 = 2_600;
-/// Over how long the rate is measured before it is judged, nanoseconds.
-const JUDGED_NS: u64 = 300_000_000;
 /// Queue pairs that are told of, at most.
 const QUEUE_PAIRS_MAX: usize = 65536;
 /// Processes that are looked at, at most.
@@ -22,8 +22,11 @@ const PROCESSES_MAX: usize = 4096;
 /// A process whose verbs are watched.
 #[derive(Debug)]
 struct Watched {
-    start_ns: u64,
-    end_ns: Option<u64>,
+    /// There are probes on it, in windows at least.
+    attached: bool,
+    /// Beginning of the window that is open.
+    open_ns: Option<u64>,
+    gone: bool,
     verbs: Verbs,
 }
 
@@ -41,8 +44,7 @@ pub(super) struct VerbsWatch {
     /// Processes with devices that are not watched at all.
     failures: Reasons,
     hits: u64,
-    judged_ns: u64,
-    let_go: bool,
+    budget: Budget,
 }
 
 impl VerbsWatch {
@@ -56,14 +58,13 @@ impl VerbsWatch {
             gaps: Reasons::default(),
             failures: Reasons::default(),
             hits: 0,
-            judged_ns: 0,
-            let_go: false,
+            budget: Budget::new(max_overhead.unwrap_or(0.0), monotonic_ns()),
         }
     }
 
     /// Looks for verbs in a process and attaches to what there is.
     pub(super) fn look(&mut self, pid: u32, now_ns: u64, probes: &mut ProbeSet) -> Vec<Record> {
-        if self.max_overhead.is_none() || self.let_go || self.processes.contains_key(&pid) {
+        if self.max_overhead.is_none() || self.processes.contains_key(&pid) {
             return Vec::new();
         }
         let verbs = match verbs::look(&self.root, pid) {
@@ -83,22 +84,20 @@ impl VerbsWatch {
         }
         let mut records = Vec::new();
         let attached = self.attach(pid, &verbs, probes);
+        let open_ns = (attached && self.budget.is_open()).then(monotonic_ns);
         for pair in &verbs.found.queue_pairs {
             records.extend(self.tell(pid, pair, now_ns).map(Record::QueuePair));
         }
         records.extend(self.count_devices(&verbs, now_ns));
-        if attached {
-            records.push(window(pid, now_ns, 0));
-        }
-        let end_ns = if attached { None } else { Some(now_ns) };
-        self.processes.insert(pid, Watched { start_ns: now_ns, end_ns, verbs });
+        records.extend(open_ns.map(|start_ns| window(pid, start_ns, 0)));
+        self.processes.insert(pid, Watched { attached, open_ns, gone: false, verbs });
         records
     }
 
     fn attach(&mut self, pid: u32, verbs: &Verbs, probes: &mut ProbeSet) -> bool {
         let mut attached = false;
         for functions in &verbs.functions {
-            match probes.attach_verbs(pid, functions) {
+            match probes.attach_verbs(pid, functions, self.budget.is_open()) {
                 Ok(()) => attached = true,
                 Err(reason) => {
                     self.failures.add(format_args!("{}: {reason}", functions.poll_cq.path_in_target));
@@ -160,37 +159,71 @@ impl VerbsWatch {
         self.hits += 1;
     }
 
-    pub(super) fn leave(&mut self, pid: u32) {
+    /// The process has ended, and with it its window.
+    pub(super) fn leave(&mut self, pid: u32, now_ns: u64) -> Vec<Record> {
         self.known.retain(|(of, _)| *of != pid);
-    }
-
-    /// Takes the probes off where they cost the targets too much.
-    pub(super) fn check(&mut self, now_ns: u64, probes: &mut ProbeSet) -> Vec<Record> {
-        let lasted = now_ns.saturating_sub(self.judged_ns);
-        let Some(allowed) = self.max_overhead.filter(|_| lasted >= JUDGED_NS && !self.let_go) else {
+        let Some(watched) = self.processes.get_mut(&pid).filter(|watched| watched.attached) else {
             return Vec::new();
         };
-        let hits = std::mem::take(&mut self.hits);
-        let first = std::mem::replace(&mut self.judged_ns, now_ns) == 0;
-        let share = hits as f64 * HIT_NS as f64 / lasted as f64;
-        if first || share <= allowed {
+        if std::mem::replace(&mut watched.gone, true) {
             return Vec::new();
         }
-        probes.detach_verbs();
-        self.let_go = true;
-        let rate = hits as f64 * 1e9 / lasted as f64;
-        self.gaps.add(format_args!(
-            "let go during the recording: {rate:.0} posts and completions a second would take about {:.1} % of a \
-             core, and --max-overhead allows {:.1} %",
+        let open = watched.open_ns.take().map(|start_ns| window(pid, start_ns, now_ns));
+        open.into_iter().chain([window(pid, now_ns, now_ns)]).collect()
+    }
+
+    /// Takes the probes off where they cost the targets too much, and puts them on again when that has been made up for.
+    pub(super) fn check(&mut self, now_ns: u64, probes: &mut ProbeSet) -> Vec<Record> {
+        let attached = self.processes.values().any(|watched| watched.attached && !watched.gone);
+        if self.max_overhead.is_none() || !attached {
+            return Vec::new();
+        }
+        let hits = std::mem::take(&mut self.hits);
+        match self.budget.step(now_ns, hits, hits as f64 * HIT_NS as f64) {
+            None => Vec::new(),
+            Some(Change::Close) => {
+                let open = self.processes.iter_mut().filter_map(|(pid, watched)| {
+                    watched.open_ns.take().map(|start_ns| window(*pid, start_ns, now_ns.max(start_ns + 1)))
+                });
+                let records = open.collect();
+                probes.pause_verbs();
+                records
+            }
+            Some(Change::Open) => {
+                for (pid, reason) in probes.resume_verbs() {
+                    let Some(watched) = self.processes.get_mut(&pid) else { continue };
+                    watched.attached = false;
+                    if !watched.gone {
+                        self.failures
+                            .add(format_args!("process {pid}: a window could not be opened: {reason}"));
+                    }
+                }
+                let start_ns = monotonic_ns();
+                let alive = self.processes.iter_mut().filter(|(_, one)| one.attached && !one.gone);
+                alive
+                    .map(|(pid, watched)| {
+                        watched.open_ns = Some(start_ns);
+                        window(*pid, start_ns, 0)
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// Why, and how much, was watched in windows only.
+    fn windows_text(&self) -> Option<String> {
+        let windows = self.budget.windows();
+        if windows < 2 && self.budget.is_open() {
+            return None;
+        }
+        let (rate, share) = self.budget.rate();
+        Some(format!(
+            "watched in {windows} short window{}: {rate:.0} posts and completions a second would take about {:.1} % of \
+             a core, and --max-overhead allows {:.1} %",
+            if windows == 1 { "" } else { "s" },
             share * 100.0,
-            allowed * 100.0
-        ));
-        let open = self.processes.iter_mut().filter(|(_, watched)| watched.end_ns.is_none());
-        open.map(|(pid, watched)| {
-            watched.end_ns = Some(now_ns);
-            window(*pid, watched.start_ns, now_ns)
-        })
-        .collect()
+            self.budget.allowed * 100.0
+        ))
     }
 
     /// The devices' counters at the end.
@@ -209,13 +242,9 @@ impl VerbsWatch {
             return Vec::new();
         }
         let row = |family: &str, state, reason: String| Coverage { family: family.to_owned(), state, reason };
-        let watched =
-            self.processes.values().any(|one| one.end_ns.is_none_or(|end_ns| end_ns > one.start_ns));
-        let reasons: Vec<String> = [&self.failures, &self.gaps]
-            .iter()
-            .map(|all| all.text())
-            .filter(|text| !text.is_empty())
-            .collect();
+        let watched = self.processes.values().any(|one| one.attached);
+        let all = [self.failures.text(), self.windows_text().unwrap_or_default(), self.gaps.text()];
+        let reasons: Vec<String> = all.into_iter().filter(|text| !text.is_empty()).collect();
         let (state, reason) = match (watched, reasons.is_empty()) {
             (true, true) => (FamilyState::On, String::new()),
             (true, false) => (FamilyState::Partial, reasons.join("; ")),
@@ -249,6 +278,26 @@ fn counter(device: &str, one: &counters::Counter, time_ns: u64) -> Record {
 mod tests {
     use super::*;
 
+    fn watched() -> Watched {
+        Watched { attached: true, open_ns: Some(5), gone: false, verbs: Verbs::default() }
+    }
+
+    #[test]
+    fn a_process_that_ends_closes_its_window_and_says_when() {
+        let mut watch = VerbsWatch::new(ProcRoot::default(), Some(0.005));
+        watch.processes.insert(7, watched());
+        let of = |records: Vec<Record>| -> Vec<(u64, u64)> {
+            let times = |record| match record {
+                Record::RdmaWindow(one) => Some((one.start_ns, one.end_ns)),
+                _ => None,
+            };
+            records.into_iter().filter_map(times).collect()
+        };
+        assert_eq!(of(watch.leave(7, 90)), [(5, 90), (90, 90)]);
+        assert_eq!(of(watch.leave(7, 95)), []);
+        assert_eq!(of(watch.leave(8, 95)), []);
+    }
+
     #[test]
     fn coverage_says_why_nothing_is_watched() {
         let watch = |asked| VerbsWatch::new(ProcRoot::default(), asked);
@@ -258,11 +307,11 @@ mod tests {
         assert_eq!((rows.len(), rows[0].state), (1, FamilyState::Off));
         assert_eq!(rows[0].reason, "no target has an RDMA device open");
         asked.failures.add("libmlx5.so.1: something");
-        asked.processes.insert(1, Watched { start_ns: 5, end_ns: Some(5), verbs: Verbs::default() });
+        asked.processes.insert(1, Watched { attached: false, ..watched() });
         let rows = asked.coverage();
         assert_eq!((rows.len(), rows[0].state), (2, FamilyState::Off));
         assert_eq!(rows[0].reason, "libmlx5.so.1: something");
-        asked.processes.insert(2, Watched { start_ns: 5, end_ns: None, verbs: Verbs::default() });
+        asked.processes.insert(2, watched());
         assert_eq!(asked.coverage()[0].state, FamilyState::Partial);
     }
 }

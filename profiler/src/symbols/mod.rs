@@ -19,6 +19,7 @@ mod dwarf;
 mod elf;
 mod file;
 mod files;
+pub mod functions;
 mod kernel;
 mod live;
 #[cfg(test)]

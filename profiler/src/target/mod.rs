@@ -12,6 +12,7 @@ pub mod diag;
 pub mod elf;
 pub mod environment;
 pub mod maps;
+pub mod marker;
 pub mod netlink;
 pub mod netns;
 pub mod owners;

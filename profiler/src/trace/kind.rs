@@ -91,6 +91,8 @@ kinds! {
     RdmaAnchor = 53,
     GpuName = 41,
     GpuActivities = 42,
+    MarkerFunction = 60,
+    MarkerCalls = 61,
     PciDevice = 72,
     RdmaPort = 73,
     DeviceUse = 74,

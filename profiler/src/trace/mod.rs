@@ -8,6 +8,7 @@ pub mod format;
 pub mod gpu;
 pub mod ids;
 pub mod kind;
+pub mod marker;
 pub mod place;
 pub mod rdma;
 pub mod reader;

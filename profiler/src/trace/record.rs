@@ -48,6 +48,8 @@ pub enum Record {
     CpuSamples(CpuSamples),
     GpuName(super::gpu::GpuName),
     GpuActivities(super::gpu::GpuActivities),
+    MarkerFunction(super::marker::MarkerFunction),
+    MarkerCalls(super::marker::MarkerCalls),
     PciDevice(super::place::PciDevice),
     RdmaPort(super::place::RdmaPort),
     DeviceUse(super::place::DeviceUse),

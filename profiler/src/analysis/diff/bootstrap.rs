@@ -13,7 +13,6 @@ use crate::random::Random;
 pub const DRAWS: usize = 1000;
 /// Neighbouring slices that are drawn together.
 const BLOCK: usize = 4;
-const BLOCKS: usize = SLICES / BLOCK;
 const SEED: u64 = 0x5741_4c4c_5343_4f50;
 
 /// The drawings of one side.
@@ -25,6 +24,11 @@ pub struct Draws {
     pieces: usize,
 }
 
+/// Neighbours that are drawn together: iterations that are slices of their own are drawn one by one.
+fn block(slices: usize) -> usize {
+    if slices < SLICES { 1 } else { BLOCK }
+}
+
 /// Numerator and denominator of a figure, slice by slice, of one recording.
 #[derive(Clone, Debug)]
 pub struct Ratio {
@@ -33,18 +37,21 @@ pub struct Ratio {
 }
 
 impl Draws {
-    /// `side` tells the two sides of a diff apart.
-    pub fn new(recordings: usize, side: u64) -> Draws {
+    /// `used` are the slices of each recording that hold something, in order; `side` tells the two sides of a diff apart.
+    pub fn new(used: &[Vec<usize>], side: u64) -> Draws {
         let mut random = Random(SEED ^ side);
+        let recordings = used.len();
         let draw = || {
             let mut counts = vec![0.0_f32; recordings * SLICES];
             for _ in 0..recordings {
                 let recording = random.below(recordings);
-                for _ in 0..BLOCKS {
-                    let start = random.below(SLICES);
-                    for step in 0..BLOCK {
-                        let slice = recording * SLICES + (start + step) % SLICES;
-                        if let Some(count) = counts.get_mut(slice) {
+                let Some(used) = used.get(recording) else { continue };
+                let length = block(used.len());
+                for _ in 0..used.len() / length {
+                    let start = random.below(used.len());
+                    for step in 0..length {
+                        let Some(slice) = used.get((start + step) % used.len()) else { continue };
+                        if let Some(count) = counts.get_mut(recording * SLICES + slice) {
                             *count += 1.0;
                         }
                     }
@@ -53,7 +60,11 @@ impl Draws {
             counts
         };
         let counts = std::iter::repeat_with(draw).take(DRAWS).collect();
-        Draws { counts, pieces: if recordings > 1 { recordings } else { BLOCKS } }
+        let pieces = match used {
+            [one] => one.len() / block(one.len()),
+            _ => recordings,
+        };
+        Draws { counts, pieces }
     }
 
     /// The figure in each drawing; `None` where nothing was drawn that it could be taken of.
@@ -229,7 +240,8 @@ mod tests {
     }
 
     fn p_of(before: &[Ratio], after: &[Ratio]) -> Spread {
-        let (one, two) = (Draws::new(before.len(), 0), Draws::new(after.len(), 1));
+        let used = |recordings: &[Ratio]| vec![(0..SLICES).collect::<Vec<_>>(); recordings.len()];
+        let (one, two) = (Draws::new(&used(before), 0), Draws::new(&used(after), 1));
         compare((&one, before), (&two, after))
     }
 

@@ -16,7 +16,7 @@ pub enum Normaliser {
     Steps,
     /// A collective. Not in this version: traces have no collectives yet.
     Collectives,
-    /// A call of the marker function. Not in this version: traces have no marker yet.
+    /// A call of the marker function (`record --marker`).
     Marker,
     /// A wait of the recurring call site.
     Waits,
@@ -45,7 +45,7 @@ pub struct Diff {
     pub after: Side,
     pub normalised_by: Normaliser,
     /// The call site whose waits are the unit, outermost frame first, with the peer behind it where only the waits
-    /// for one count; empty without one (an addition to the contract).
+    /// for one count; the marker's name; empty without one (an addition to the contract).
     pub normalised_site: Vec<String>,
     pub total: Change,
     /// By the size of the change, the largest first.
@@ -67,7 +67,7 @@ pub struct Side {
     pub steps: Option<u64>,
     /// Recordings of this side (an addition to the contract).
     pub traces: u64,
-    /// Units that the times are divided by: waits, or seconds (an addition to the contract).
+    /// Units that the times are divided by: calls of the marker, waits, or seconds (an addition to the contract).
     pub units: f64,
     /// All of them ended in order and were read whole (an addition to the contract).
     pub complete: bool,

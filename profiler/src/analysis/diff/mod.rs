@@ -5,6 +5,7 @@
 //! says which changes are more than chance ([`bootstrap`]).
 
 pub mod bootstrap;
+pub mod course;
 pub mod document;
 pub mod environment;
 pub mod name;
@@ -20,6 +21,7 @@ pub mod unit;
 use std::collections::BTreeSet;
 
 use self::bootstrap::Draws;
+use self::course::Course;
 use self::document::{Diff, Normaliser, SCHEMA, Side};
 use self::name::PeerNames;
 use self::portion::Portion;
@@ -38,13 +40,14 @@ use crate::parallel::in_order;
 
 /// Reduces a recording that is in memory as a whole, and tells how far it is.
 pub fn profile_of(mut model: Model, state: TraceState, progress: OnProgress<'_>) -> Profile {
-    let mut reducer = Reducer::default();
+    let course = Course::of(model.whole(), &model.marker);
+    let mut reducer = Reducer::new(course.clone());
     let connects = Connects::new(&model);
     let context = Context::new(&model);
     let prepared = |(thread, portion): (usize, packed::Portion)| {
         let (track, _) = model.portion(model.threads.get(thread)?, &portion);
         let part = partition(&context, &track);
-        Some(Portion::of(&model, &connects, &track, part))
+        Some(Portion::of(&model, &course, &connects, &track, part))
     };
     let portions = model.portions();
     let (mut done, all) = (0, portions.len() as u64);
@@ -73,7 +76,7 @@ pub fn compare(before: &[Profile], after: &[Profile]) -> Diff {
     });
     let sums = (sums[0], sums[1]);
     let stacks = stacks::compare(&merged(before, &peers), &merged(after, &peers), sums);
-    let draws = (Draws::new(before.len(), 0), Draws::new(after.len(), 1));
+    let draws = (draws(before, 0), draws(after, 1));
     let tables = Tables { before, after, units: &units, sums, draws: &draws, peers: &peers };
     let causes = tables.causes(&stacks.causes);
     let total = tables.total(&stacks.causes);
@@ -95,6 +98,11 @@ pub fn compare(before: &[Profile], after: &[Profile]) -> Diff {
 
 fn peers(side: &[Profile]) -> BTreeSet<&str> {
     side.iter().flat_map(Profile::peers).collect()
+}
+
+fn draws(side: &[Profile], number: u64) -> Draws {
+    let used: Vec<Vec<usize>> = side.iter().map(|profile| profile.course.used()).collect();
+    Draws::new(&used, number)
 }
 
 fn total(side: &[Series]) -> f64 {
@@ -171,6 +179,12 @@ fn remarks(before: &[Profile], after: &[Profile], by: Normaliser) -> Vec<String>
         ));
     }
     remarks.extend(too_few(before.len() as u64, after.len() as u64));
+    if by != Normaliser::Marker && before.iter().chain(after).any(|profile| profile.iterations.is_some()) {
+        remarks.push(
+            "a marker's calls are in some recordings and not in all, or they are of other functions: they are not used"
+                .to_owned(),
+        );
+    }
     if by == Normaliser::Time {
         remarks.push(
             "no wait recurs on both sides, so times are per second: a side that did more work in a second shows it \

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use profiler_common::{Api, Call};
 
-use super::series::slice_of;
+use super::course::Course;
 use crate::analysis::connects::Connects;
 use crate::analysis::dns_wait::DnsWait;
 use crate::analysis::partition::{Piece, ThreadPartition, clipped};
@@ -65,6 +65,7 @@ pub struct Portion {
 impl Portion {
     pub(super) fn of(
         model: &Model,
+        course: &Course,
         connects: &Connects,
         track: &ThreadTrack,
         part: ThreadPartition,
@@ -98,19 +99,18 @@ impl Portion {
                 portion.counted.push((at, clipped(track, wait)));
             }
         }
-        portion.take_sockets(model, track, &part.pieces);
+        portion.take_sockets(model, course, track, &part.pieces);
         portion.pieces = part.pieces;
         portion
     }
 
     /// Waits on peers as the report's table of sockets counts them: one for each peer that had a part of it, with
     /// its whole duration.
-    fn take_sockets(&mut self, model: &Model, track: &ThreadTrack, pieces: &[Piece]) {
-        let window = model.whole();
+    fn take_sockets(&mut self, model: &Model, course: &Course, track: &ThreadTrack, pieces: &[Piece]) {
         for_each_wait(model, track, pieces, sockets::key, |key, wait, _, is_whole| {
             if is_whole {
                 let span = clipped(track, wait);
-                let slice = slice_of(window, span.end_ns.saturating_sub(1));
+                let slice = course.slice_of(span.end_ns.saturating_sub(1));
                 self.sockets.push((key, u8::try_from(slice).unwrap_or(u8::MAX), span.len()));
             }
         });

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::course::{Course, Iterations};
 use super::name::{PeerNames, plain_frames};
 use super::series::{Durations, SLICES, Series};
 use crate::analysis::Analysis;
@@ -35,6 +36,10 @@ pub type Stacks = BTreeMap<(Cause, Vec<String>), u64>;
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     pub duration_ns: u64,
+    /// How it is cut into slices.
+    pub course: Course,
+    /// Calls of the marker.
+    pub iterations: Option<Iterations>,
     pub stalled_ns: u64,
     pub state: TraceState,
     pub lost_events: u64,

@@ -6,9 +6,10 @@ use std::hash::{Hash, Hasher};
 
 use profiler_common::{Api, Call};
 
+use super::course::Course;
 use super::portion::{self, Portion, SiteSum};
 use super::profile::{Profile, Repeat, SocketWaits};
-use super::series::{Durations, Places, SLICES, Series, slice_of, spread};
+use super::series::{Durations, Places, SLICES, Series};
 use crate::analysis::Analysis;
 use crate::analysis::dns;
 use crate::analysis::dns_wait::DnsWait;
@@ -67,6 +68,8 @@ struct Counts {
 /// Takes the partitioned waits of one recording.
 #[derive(Debug, Default)]
 pub struct Reducer {
+    /// How the recording is cut into slices.
+    course: Course,
     sites: FastMap<Site, u64>,
     details: Interner,
     /// By [`Site`] without its cause.
@@ -82,10 +85,13 @@ pub struct Reducer {
 }
 
 impl Reducer {
+    pub fn new(course: Course) -> Reducer {
+        Reducer { course, ..Reducer::default() }
+    }
+
     /// Takes in what one thread waited for. The waits of a thread may come in several portions, in order of time.
     pub fn take(&mut self, model: &Model, portion: &Portion) {
-        let window = model.whole();
-        portion.pieces.iter().for_each(|piece| self.weigh(window, piece));
+        portion.pieces.iter().for_each(|piece| self.weigh(piece));
         for (told, site) in &portion.dns_waits {
             let site = self.site(model, portion, site);
             if self.dns_waits.len() < DNS_WAITS_MAX {
@@ -100,7 +106,7 @@ impl Reducer {
             let site = self.site(model, portion, site);
             self.add(site, *pieces, *weight_ns);
         }
-        self.count(model, window, portion);
+        self.count(model, portion);
         for (key, slice, duration_ns) in &portion.sockets {
             if self.sockets.len() < SOCKETS_MAX || self.sockets.contains_key(key) {
                 self.sockets.entry(*key).or_default().add(*slice, *duration_ns, &mut self.places);
@@ -109,10 +115,10 @@ impl Reducer {
     }
 
     /// Adds a piece to its cause's course over time.
-    fn weigh(&mut self, window: Interval, piece: &Piece) {
+    fn weigh(&mut self, piece: &Piece) {
         self.stalled_ns = self.stalled_ns.saturating_add(piece.weight_ns);
         let series = self.causes.entry(piece.cause).or_insert([0.0; SLICES]);
-        spread(series, window, piece.span, piece.weight_ns as f64);
+        self.course.spread(series, piece.span, piece.weight_ns as f64);
     }
 
     fn site(&mut self, model: &Model, portion: &Portion, site: &portion::Site) -> Site {
@@ -142,7 +148,7 @@ impl Reducer {
         *weight = weight.saturating_add(weight_ns);
     }
 
-    fn count(&mut self, model: &Model, window: Interval, portion: &Portion) {
+    fn count(&mut self, model: &Model, portion: &Portion) {
         let mut known: Vec<Option<(Site, Counts)>> = Vec::with_capacity(portion.recurring.len());
         let mut new = self.repeats.len();
         for site in &portion.recurring {
@@ -161,7 +167,7 @@ impl Reducer {
             let Some(Some((_, counts))) = known.get_mut(*at as usize) else { continue };
             let last_ns = counts.last_ns.unwrap_or(wait.start_ns);
             let turn = Interval { start_ns: last_ns.min(wait.end_ns), end_ns: wait.end_ns };
-            spread(&mut counts.series, window, turn, 1.0);
+            self.course.spread(&mut counts.series, turn, 1.0);
             counts.last_ns = Some(wait.end_ns);
         }
         self.repeats.extend(known.into_iter().flatten());
@@ -188,13 +194,15 @@ impl Reducer {
         let threads = model.threads.iter().map(|thread| &thread.track);
         Profile {
             duration_ns: model.whole().len(),
+            iterations: self.course.iterations(&model.marker),
             stalled_ns: self.stalled_ns,
             state,
             lost_events: model.lost_events(),
             environment: environment(&model),
             causes: self.causes,
             sockets: sockets.collect(),
-            hops: round_trips(&model, &mut self.places),
+            hops: round_trips(&model, &self.course, &mut self.places),
+            course: self.course,
             sites,
             repeats,
             running: threads.map(|track| ((track.pid, track.tid), cpu_times(track).0)).collect(),
@@ -270,12 +278,11 @@ fn environment(model: &Model) -> BTreeMap<String, BTreeSet<String>> {
     values
 }
 
-fn round_trips(model: &Model, places: &mut Places) -> BTreeMap<String, Durations> {
-    let window = model.whole();
+fn round_trips(model: &Model, course: &Course, places: &mut Places) -> BTreeMap<String, Durations> {
     let mut hops: BTreeMap<String, Durations> = BTreeMap::new();
     for sample in &model.samples {
         let Some(peer) = hops::sampled_peer(sample).filter(|_| sample.rtt_ns != 0) else { continue };
-        let slice = slice_of(window, sample.time_ns);
+        let slice = course.slice_of(sample.time_ns);
         hops.entry(peer.to_string()).or_default().add(
             u8::try_from(slice).unwrap_or(u8::MAX),
             sample.rtt_ns,

@@ -1,11 +1,12 @@
 //! What the times of two recordings are divided by, so that they compare although one is longer than the other or
 //! did more work.
 //!
-//! Steps, collectives and the calls of a marker come before waits once traces have them: each is one more function
-//! beside [`by_waits`], tried in the order of [`Normaliser`].
+//! Calls of a marker come before waits. Steps and collectives come before them once traces have them: each is one more
+//! function beside [`by_waits`], tried in the order of [`Normaliser`].
 
 use std::collections::BTreeMap;
 
+use super::course::Iterations;
 use super::document::Normaliser;
 use super::name::PeerNames;
 use super::profile::{CallSites, Profile, thread_of};
@@ -33,6 +34,9 @@ pub fn choose(before: &[Profile], after: &[Profile], peers: &PeerNames<'_>) -> U
         |side: &[Profile]| -> Vec<CallSites> { side.iter().map(|one| one.call_sites(peers)).collect() };
     let (old, new) = (sites(before), sites(after));
     let any = |side: &[CallSites]| -> Vec<CallSites> { side.iter().map(CallSites::of_any_peer).collect() };
+    if let Some(units) = by_marker(before, after) {
+        return units;
+    }
     // A site that waits for one more peer than before waits more often in one turn of its loop: waits for one peer
     // are the better unit.
     by_waits(&old, &new)
@@ -40,10 +44,33 @@ pub fn choose(before: &[Profile], after: &[Profile], peers: &PeerNames<'_>) -> U
         .unwrap_or_else(|| by_time(before, after))
 }
 
+/// Calls of the marker function, where every recording has one of the same name.
+fn by_marker(before: &[Profile], after: &[Profile]) -> Option<Units> {
+    let (old, new) = (iterations(before)?, iterations(after)?);
+    let site = marker_name(old.first()?);
+    if old.iter().chain(&new).any(|one| marker_name(one) != site) {
+        return None;
+    }
+    let series = |side: &[&Iterations]| side.iter().map(|one| one.calls).collect();
+    Some(Units { by: Normaliser::Marker, site, before: series(&old), after: series(&new) })
+}
+
+fn iterations(side: &[Profile]) -> Option<Vec<&Iterations>> {
+    side.iter().map(|profile| profile.iterations.as_ref()).collect()
+}
+
+/// Without the file: a library's name has its version.
+fn marker_name(iterations: &Iterations) -> Vec<String> {
+    let name =
+        |function: &String| function.split_once(':').map_or(function.clone(), |(_, name)| name.to_owned());
+    let mut names: Vec<String> = iterations.functions.iter().map(name).collect();
+    names.dedup();
+    names
+}
+
 fn by_time(before: &[Profile], after: &[Profile]) -> Units {
-    let seconds = |side: &[Profile]| -> Vec<Series> {
-        side.iter().map(|profile| [profile.duration_ns as f64 / 1e9 / SLICES as f64; SLICES]).collect()
-    };
+    let seconds =
+        |side: &[Profile]| -> Vec<Series> { side.iter().map(|profile| profile.course.seconds()).collect() };
     Units { by: Normaliser::Time, site: Vec::new(), before: seconds(before), after: seconds(after) }
 }
 

@@ -77,7 +77,7 @@ fn degraded_link(lower: &PciDevice, upper: Option<&PciDevice>, used: &BTreeSet<&
     let speed = least(link.speed_max, above.map(|above| above.speed_max));
     let narrow = link.width != 0 && link.width < width;
     let slow = link.speed != 0 && link.speed < speed;
-    if !(narrow || slow && lower.role == PciRole::Nic) {
+    if !narrow && (!slow || lower.role != PciRole::Nic) {
         return None;
     }
     let known = above.is_some_and(|above| above.width_max != 0);

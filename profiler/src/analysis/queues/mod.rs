@@ -123,10 +123,14 @@ fn queue(track: &QueueTrack, window: Interval) -> Queue {
     for class in [Class::Out, Class::Back] {
         let of_class: Vec<&Unit> = units.iter().filter(|unit| unit.class == class).collect();
         let Some(known) = unloaded.get(&class) else {
-            queue.whole.extend(of_class.iter().map(|unit| unit.done_ns - unit.post_ns));
+            let counted = of_class.iter().filter(|unit| !unit.lead);
+            queue.whole.extend(counted.map(|unit| unit.done_ns - unit.post_ns));
             continue;
         };
         for (unit, parts) in of_class.iter().zip(rule::split(units, class, *known)) {
+            if unit.lead {
+                continue;
+            }
             queued.push(Interval { start_ns: unit.post_ns, end_ns: unit.post_ns + parts.queue_ns });
             queue.waits.push((parts.queue_ns, parts.transmit_ns + parts.wire_ns));
             split.push(parts);
@@ -136,8 +140,12 @@ fn queue(track: &QueueTrack, window: Interval) -> Queue {
     let in_flight =
         track.in_flight.iter().map(|post_ns| Interval { start_ns: *post_ns, end_ns: window.end_ns });
     let used = units.iter().map(|unit| Interval { start_ns: unit.post_ns, end_ns: unit.done_ns });
-    let busy_ns = covered(used.chain(in_flight.filter(|_| track.anchored)).collect(), window);
-    let queued_ns = covered(queued, window).min(busy_ns);
+    let open = in_flight.chain(track.cut.iter().copied()).filter(|_| track.anchored);
+    let (mut busy_ns, mut queued_ns) = times(track, used.chain(open).collect(), queued, window);
+    if let Some(scale) = &track.scale {
+        busy_ns = row::scaled(busy_ns, scale.times).min(window.len());
+        queued_ns = row::scaled(queued_ns, scale.times).min(busy_ns);
+    }
     let rest = if unloaded.is_empty() { Cause::Other } else { Cause::RdmaWire };
     let times = [(Cause::RdmaQueue, queued_ns), (rest, busy_ns - queued_ns)];
     queue.times =
@@ -145,16 +153,32 @@ fn queue(track: &QueueTrack, window: Interval) -> Queue {
     queue
 }
 
-/// Length of the union.
-fn covered(mut intervals: Vec<Interval>, window: Interval) -> u64 {
+/// How long the queue pair had something outstanding, and how much of that something waited behind another request;
+/// where it was watched in windows, in the parts of them that say so.
+fn times(track: &QueueTrack, used: Vec<Interval>, queued: Vec<Interval>, window: Interval) -> (u64, u64) {
+    let whole = [window];
+    let parts = if track.scale.is_some() { track.known.as_slice() } else { &whole };
+    let sum = |intervals: Vec<Interval>| covered_in(intervals, parts);
+    let busy_ns = sum(used);
+    (busy_ns, sum(queued).min(busy_ns))
+}
+
+/// Length of the union within `parts`, which are in order and do not overlap.
+fn covered_in(mut intervals: Vec<Interval>, parts: &[Interval]) -> u64 {
     intervals.sort_by_key(|interval| interval.start_ns);
-    let (mut sum, mut until) = (0, window.start_ns);
+    let mut sum: u64 = 0;
+    let mut union: Vec<Interval> = Vec::new();
     for interval in intervals {
-        let from = interval.start_ns.max(until);
-        let to = interval.end_ns.min(window.end_ns);
-        if to > from {
-            sum += to - from;
-            until = to;
+        match union.last_mut() {
+            Some(last) if interval.start_ns <= last.end_ns => last.end_ns = last.end_ns.max(interval.end_ns),
+            _ => union.push(interval),
+        }
+    }
+    for part in parts {
+        let first = union.partition_point(|one| one.end_ns <= part.start_ns);
+        for one in union.iter().skip(first).take_while(|one| one.start_ns < part.end_ns) {
+            let (from, to) = (one.start_ns.max(part.start_ns), one.end_ns.min(part.end_ns));
+            sum += to.saturating_sub(from);
         }
     }
     sum

@@ -53,24 +53,35 @@ pub struct QueueRow {
     pub began_earlier: u64,
     /// Posts that the provider refused (an addition to the contract).
     pub refused: u64,
-    /// Why there are no times, or no split; empty where there are (an addition to the contract).
+    /// Why there are no times, or no split, and how it was watched; empty where there is nothing to say (an
+    /// addition to the contract).
     pub reason: String,
+    /// Requests that were really seen to be posted: where the queue pair was watched in windows, `posted`, `completed` and `bytes`
+    /// are scaled from those in them (an addition to the contract).
+    #[serde(default)]
+    pub posted_seen: u64,
+    /// Half-width of the 95 % interval of the scaled `posted`, as a share of it; null where nothing is scaled or too
+    /// few windows tell (an addition to the contract).
+    #[serde(default)]
+    pub scaled_error: Option<f64>,
 }
 
 pub(super) fn row(track: &QueueTrack, unloaded: &BTreeMap<Class, Unloaded>, window: Interval) -> QueueRow {
     let wire = |class| unloaded.get(&class).map(|known| known.latency_ns);
     let oldest = track.in_flight.iter().min();
+    let whole = |seen| track.scale.map_or(seen, |scale| scaled(seen, scale.counts));
+    let known = |seen| track.scale.map_or(seen, |scale| scaled(seen, scale.times));
     QueueRow {
         device: track.device.clone(),
         port: (track.port != 0).then_some(track.port),
         qp: track.number,
         relation: "unknown".to_owned(),
-        posted: track.posted,
-        completed: track.completed,
+        posted: whole(track.posted),
+        completed: known(track.completed),
         in_flight: track.in_flight.len() as u64,
         oldest_in_flight_ns: oldest.map_or(0, |post_ns| window.end_ns.saturating_sub(*post_ns)),
         max_depth: track.max_depth,
-        bytes: track.bytes,
+        bytes: whole(track.bytes),
         wire_ns: wire(Class::Out).or(wire(Class::Back)),
         sampled_share: share(track.watch_ns, window.len()),
         errors: track.errors.iter().map(|(code, count)| (status(*code), *count)).collect(),
@@ -80,7 +91,9 @@ pub(super) fn row(track: &QueueTrack, unloaded: &BTreeMap<Class, Unloaded>, wind
         read_wire_ns: wire(Class::Back),
         began_earlier: track.began_earlier,
         refused: track.refused,
-        reason: reason(track, unloaded.is_empty()).to_owned(),
+        reason: reasons(track, unloaded.is_empty(), window),
+        posted_seen: track.posted,
+        scaled_error: track.scale.and_then(|scale| scale.error),
         ..QueueRow::default()
     }
 }
@@ -88,10 +101,28 @@ pub(super) fn row(track: &QueueTrack, unloaded: &BTreeMap<Class, Unloaded>, wind
 /// Fills in the distributions.
 pub(super) fn distribute(row: &mut QueueRow, units: &[Unit], split: &[Parts]) {
     let of = |value: fn(&Parts) -> u64| Distribution::of(split.iter().map(value).collect());
-    let whole = units.iter().map(|unit| unit.done_ns.saturating_sub(unit.post_ns));
+    let whole = units.iter().filter(|unit| !unit.lead).map(|unit| unit.done_ns.saturating_sub(unit.post_ns));
     row.post_to_completion = Distribution::of(whole.collect());
     row.queue = of(|parts| parts.queue_ns);
     row.transmit = of(|parts| parts.transmit_ns);
+}
+
+/// A count or a time of windows as it stands for the whole time.
+pub(super) fn scaled(seen: u64, factor: f64) -> u64 {
+    (seen as f64 * factor).round() as u64
+}
+
+fn reasons(track: &QueueTrack, no_latency: bool, window: Interval) -> String {
+    let why = reason(track, no_latency);
+    let Some(scale) = track.scale.filter(|_| track.posted > 0) else { return why.to_owned() };
+    let part = 100.0 * share(track.watch_ns, window.len());
+    let error = match scale.error {
+        Some(error) => format!("\u{b1} {:.1} %", 100.0 * error),
+        None => "with an error that is not known".to_owned(),
+    };
+    let windows = scale.windows;
+    let how = format!("watched in {windows} windows, {part:.1} % of the time: totals are scaled, {error}");
+    if why.is_empty() { how } else { format!("{why}; {how}") }
 }
 
 fn reason(track: &QueueTrack, no_latency: bool) -> &'static str {

@@ -37,7 +37,8 @@ pub struct Parts {
 pub fn fit(units: &[Unit], class: Class) -> Option<Unloaded> {
     let mut sizes: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut samples = 0;
-    for unit in units.iter().filter(|unit| unit.class == class && unit.requests == 1 && unit.idle) {
+    let alone = |unit: &&Unit| unit.class == class && unit.requests == 1 && unit.idle && !unit.lead;
+    for unit in units.iter().filter(alone) {
         samples += 1;
         sizes.entry(unit.bytes).or_default().push(unit.done_ns.saturating_sub(unit.post_ns));
     }

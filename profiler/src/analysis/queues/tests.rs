@@ -1,5 +1,5 @@
 use super::*;
-use crate::trace::rdma::{QueuePair, RdmaCompletion, RdmaPost};
+use crate::trace::rdma::{QueuePair, RdmaCompletion, RdmaPost, RdmaWindow};
 use crate::trace::record::{Record, Window};
 
 /// Ten requests one at a time that take 100 ns, then four at once that come out 100 ns apart.
@@ -87,4 +87,34 @@ fn requests_in_flight_have_their_age() {
     let [row] = queues.rows().try_into().unwrap();
     assert_eq!((row.in_flight, row.oldest_in_flight_ns, row.completed), (1, 5000, 13));
     assert_eq!(queues.causes().iter().map(|row| row.in_flight).sum::<u64>(), 1);
+}
+
+#[test]
+fn figures_of_windows_are_scaled_and_say_so() {
+    let window = |start_ns, end_ns| Record::RdmaWindow(RdmaWindow { pid: 1, start_ns, end_ns });
+    // The first window ends with a request under way; the second one has the last five single ones and four at once.
+    let windows = [window(1000, 1000 + 1050), window(2990, 5990)];
+    let inside = |time_ns: u64| (1000..=2050).contains(&time_ns) || (2990..=5990).contains(&time_ns);
+    let seen = records().into_iter().filter(|record| match record {
+        Record::RdmaPost(post) => inside(post.time_ns),
+        Record::RdmaCompletion(one) => inside(one.time_ns),
+        _ => true,
+    });
+    let queues = Queues::new(&Model::from_records(seen.chain(windows)));
+    let [row] = queues.rows().try_into().unwrap();
+    // One post in the first window, nine in the second one, in 4050 of 9000 ns.
+    assert_eq!((row.posted_seen, row.posted), (10, 22));
+    assert_eq!(
+        (row.sampled_share, row.bytes),
+        (4050.0 / 9000.0, (640.0 * 9000.0 / 4050.0_f64).round() as u64)
+    );
+    // Four single requests, and the first of the four at once.
+    assert_eq!((row.wire_ns, row.queue.max_ns), (Some(100), 200));
+    let how = "watched in 2 windows, 45.0 % of the time: totals are scaled, \u{b1} ";
+    assert!(row.reason.starts_with(how), "{}", row.reason);
+    assert!(row.scaled_error.is_some());
+    assert_eq!((row.in_flight, row.post_to_completion.count), (0, 8), "the first of the window leads only");
+    // From 3100 on: four of 100 ns, and 400 ns; no request was seen to end in the first window.
+    let busy: u64 = queues.causes().iter().map(|row| row.stalled_ns).sum();
+    assert_eq!(busy, (800.0 * 9000.0 / (5990.0 - 3100.0_f64)).round() as u64);
 }

@@ -6,7 +6,7 @@ use crate::trace::record::{Coverage, End, FamilyState, Loss};
 /// The waits of the first thread.
 fn waits_of(model: &Model) -> Vec<WaitSpan> {
     let thread = &model.threads[0];
-    let portions = thread.waits.portions();
+    let portions = thread.waits.portions(model.portion_len);
     portions.iter().flat_map(|portion| model.portion(thread, portion).0.waits).collect()
 }
 

@@ -1,3 +1,4 @@
+use super::builder::{FLUSHED, SIGNALLED};
 use super::*;
 
 const QP: u32 = 417;
@@ -203,4 +204,63 @@ fn any_order_of_anything_is_taken() {
         let known = track.completed + track.in_flight.len() as u64;
         assert_eq!(track.posted, known, "{track:?}");
     }
+}
+
+fn window(start_ns: u64, end_ns: u64) -> RdmaWindow {
+    RdmaWindow { pid: 1, start_ns, end_ns }
+}
+
+/// Two or three outstanding at any time, each 25 after its post, seen in two windows.
+fn windowed() -> QueueTrack {
+    let all = |entry: u64| (1000 + 10 * entry, 1025 + 10 * entry, entry as u16);
+    let inside = |time_ns: &u64| (2000..=2100).contains(time_ns) || (4000..=4200).contains(time_ns);
+    let (mut posts, mut completions) = (Vec::new(), Vec::new());
+    for (post_ns, done_ns, entry) in (0..900).map(all) {
+        posts.extend(inside(&post_ns).then(|| post(post_ns, Some(entry))));
+        completions.extend(inside(&done_ns).then(|| done(done_ns, entry)));
+    }
+    let windows = vec![window(2000, 0), window(2000, 2100), window(4000, 0), window(4000, 4200)];
+    let rdma = Rdma { posts, completions, windows, ..Rdma::default() };
+    rdma.tracks(0, 10_000).remove(0)
+}
+
+#[test]
+fn in_windows_requests_count_once_all_that_is_outstanding_is_known() {
+    let track = windowed();
+    assert!(track.units.iter().all(|unit| unit.done_ns - unit.post_ns == 25), "nothing is shifted");
+    // The first completion of a post of the window comes 25 after its beginning.
+    let leads: Vec<u64> = track.units.iter().filter(|unit| unit.lead).map(|unit| unit.post_ns).collect();
+    assert_eq!(leads, [2000, 2010, 2020, 4000, 4010, 4020]);
+    assert_eq!(
+        track.known,
+        [(2025, 2100), (4025, 4200)].map(|(start_ns, end_ns)| Interval { start_ns, end_ns })
+    );
+    assert_eq!((track.posted, track.unmatched, track.in_flight.len()), (11 + 21, 0, 0));
+    assert_eq!(track.completed, 7 + 17, "those behind the first");
+    let cut: Vec<u64> = track.cut.iter().map(|one| one.start_ns).collect();
+    assert_eq!(cut, [2080, 2090, 2100, 4180, 4190, 4200]);
+    assert!(track.units.iter().all(|unit| !unit.idle));
+}
+
+#[test]
+fn what_windows_show_stands_for_the_whole_time() {
+    let track = windowed();
+    let scale = track.scale.unwrap();
+    assert_eq!((scale.windows, track.watch_ns), (2, 300));
+    assert_eq!((scale.counts, scale.times), (8000.0 / 300.0, 8000.0 / 250.0));
+    assert!(scale.error.unwrap() < 0.1);
+    let whole = Rdma { windows: vec![window(10, 0)], posts: vec![post(20, Some(1))], ..Rdma::default() };
+    let whole = whole.tracks(0, 1000).remove(0);
+    assert_eq!((whole.scale, whole.watch_ns, whole.in_flight.len()), (None, 990, 1));
+}
+
+#[test]
+fn an_idle_queue_pair_is_known_to_be_idle_only_after_it_drained_in_the_window() {
+    let windows = vec![window(10, 0), window(10, 100), window(200, 0)];
+    let posts = vec![post(210, Some(5)), post(250, Some(6)), post(270, Some(7))];
+    let completions = vec![done(220, 5), done(260, 6), done(280, 7)];
+    let rdma = Rdma { posts, completions, windows, ..Rdma::default() };
+    let track = rdma.tracks(0, 300).remove(0);
+    let units: Vec<(bool, bool)> = track.units.iter().map(|unit| (unit.lead, unit.idle)).collect();
+    assert_eq!(units, [(true, false), (false, true), (false, true)]);
 }

@@ -1,11 +1,10 @@
 //! Probes on a provider's `post_send`, and where its `poll_cq` has found a completion.
 
 use std::num::NonZeroU32;
-use std::path::Path;
 
 use aya::Ebpf;
 use aya::maps::Array;
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use aya::programs::{ProgramError, UProbe};
 use profiler_common::verbs::PROVIDERS;
 
@@ -18,32 +17,84 @@ mod learn;
 
 const POST: &str = "verbs_post";
 const COMPLETE: &str = "verbs_complete";
-/// Places that are probed in one recording, at most.
-const PLACES_MAX: usize = 4096;
+/// Probes of one recording, at most.
+const POINTS_MAX: usize = 4096;
 
-/// What is attached.
+/// One probe of one process.
+#[derive(Debug)]
+struct Point {
+    program: &'static str,
+    pid: u32,
+    /// Its file is held open: the probe sits on it.
+    place: Place,
+    offset: u64,
+    cookie: u64,
+    /// While it is attached.
+    link: Option<UProbeLinkId>,
+}
+
+/// What is attached, or was and will be again.
 #[derive(Debug, Default)]
 pub(super) struct VerbsProbes {
-    /// Held open: the probes sit on these files.
-    places: Vec<Place>,
+    points: Vec<Point>,
     learner: learn::Learner,
 }
 
 impl VerbsProbes {
     /// The completions' place first: a completion whose post was not seen is told apart, the reverse is not.
-    pub(super) fn attach(&mut self, ebpf: &mut Ebpf, pid: u32, functions: &Functions) -> Result<(), String> {
-        if self.places.len() + 2 > PLACES_MAX {
-            return Err(format!("more than {PLACES_MAX} places to watch"));
+    /// They are attached in any case, so that what does not work is known at once.
+    pub(super) fn attach(
+        &mut self,
+        ebpf: &mut Ebpf,
+        pid: u32,
+        functions: &Functions,
+        now: bool,
+    ) -> Result<(), String> {
+        if self.points.len() + 2 > POINTS_MAX {
+            return Err(format!("more than {POINTS_MAX} places to watch"));
         }
-        let point = functions.completion.map_err(|error| error.to_string())?;
-        let provider = self.provider(&functions.post_send)?;
-        let offset = functions.poll_cq.offset.checked_add(point.offset).ok_or("an offset beyond the file")?;
-        attach(ebpf, COMPLETE, pid, &functions.poll_cq.open_path, offset, point.register.into())?;
-        let post = &functions.post_send;
-        attach(ebpf, POST, pid, &post.open_path, post.offset, provider.into())?;
-        self.places.push(functions.post_send.clone());
-        self.places.push(functions.poll_cq.clone());
+        let completion = functions.completion.map_err(|error| error.to_string())?;
+        let cookie = self.provider(&functions.post_send)?.into();
+        let (poll, post) = (&functions.poll_cq, &functions.post_send);
+        let offset = poll.offset.checked_add(completion.offset).ok_or("an offset beyond the file")?;
+        let register = completion.register.into();
+        let point = |program, place: &Place, offset, cookie| Point {
+            program,
+            pid,
+            place: place.clone(),
+            offset,
+            cookie,
+            link: None,
+        };
+        let mut points = [point(COMPLETE, poll, offset, register), point(POST, post, post.offset, cookie)];
+        let attached = points.iter_mut().try_for_each(|point| attach(ebpf, point));
+        if attached.is_err() || !now {
+            points.iter_mut().rev().for_each(|point| detach(ebpf, point));
+        }
+        attached?;
+        self.points.extend(points);
         Ok(())
+    }
+
+    /// Takes all of them off for a while.
+    pub(super) fn pause(&mut self, ebpf: &mut Ebpf) {
+        self.points.iter_mut().rev().for_each(|point| detach(ebpf, point));
+    }
+
+    /// Puts them on again. Processes for which that fails are given up: most often they have ended.
+    pub(super) fn resume(&mut self, ebpf: &mut Ebpf) -> Vec<(u32, String)> {
+        let mut failed = Vec::new();
+        for point in self.points.iter_mut().filter(|point| point.link.is_none()) {
+            if let Err(reason) = attach(ebpf, point) {
+                failed.push((point.pid, reason));
+            }
+        }
+        if !failed.is_empty() {
+            let is_failed = |point: &Point| failed.iter().any(|(pid, _)| *pid == point.pid);
+            self.points.iter_mut().filter(|point| is_failed(point)).for_each(|point| detach(ebpf, point));
+            self.points.retain(|point| !is_failed(point));
+        }
+        failed
     }
 
     /// Takes all of them off.
@@ -80,25 +131,33 @@ impl VerbsProbes {
     }
 }
 
-fn attach(
-    ebpf: &mut Ebpf,
-    name: &str,
-    pid: u32,
-    path: &Path,
-    offset: u64,
-    cookie: u64,
-) -> Result<(), String> {
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut UProbe, String> {
     let program = ebpf.program_mut(name).ok_or_else(|| format!("{name} is missing in the eBPF object"))?;
-    let program: &mut UProbe = program.try_into().map_err(|error| one_line(&error))?;
+    program.try_into().map_err(|error: ProgramError| one_line(&error))
+}
+
+fn attach(ebpf: &mut Ebpf, point: &mut Point) -> Result<(), String> {
+    let program = program(ebpf, point.program)?;
     match program.load() {
         Ok(()) | Err(ProgramError::AlreadyLoaded) => {}
         Err(error) => {
-            log::debug!("{name}: {error:?}");
+            log::debug!("{}: {error:?}", point.program);
             return Err(one_line(&error));
         }
     }
-    let pid = NonZeroU32::new(pid).ok_or("no process 0")?;
-    let point =
-        UProbeAttachPoint { location: UProbeAttachLocation::AbsoluteOffset(offset), cookie: Some(cookie) };
-    program.attach(point, path, UProbeScope::OneProcess(pid)).map(drop).map_err(|error| one_line(&error))
+    let pid = NonZeroU32::new(point.pid).ok_or("no process 0")?;
+    let location = UProbeAttachLocation::AbsoluteOffset(point.offset);
+    let at = UProbeAttachPoint { location, cookie: Some(point.cookie) };
+    let link = program.attach(at, &point.place.open_path, UProbeScope::OneProcess(pid));
+    point.link = Some(link.map_err(|error| one_line(&error))?);
+    Ok(())
+}
+
+fn detach(ebpf: &mut Ebpf, point: &mut Point) {
+    if let Some(link) = point.link.take()
+        && let Ok(program) = program(ebpf, point.program)
+        && let Err(error) = program.detach(link)
+    {
+        log::debug!("{} of process {}: {error:?}", point.program, point.pid);
+    }
 }

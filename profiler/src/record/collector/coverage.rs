@@ -2,7 +2,11 @@
 
 use super::{Collector, Python};
 use crate::probes::ProbeSet;
+use crate::record::marker_watch::MarkerWatch;
 use crate::trace::record::{Coverage, FamilyState, Loss, Record};
+
+/// Why a family is off that `--probes` leaves out.
+pub(super) const NOT_ASKED: &str = "not asked for (--probes)";
 
 impl Python {
     /// `None` where no target has an interpreter.
@@ -37,9 +41,13 @@ impl Collector {
     /// What could be seen, at the end of the recording.
     pub fn write_coverage(&mut self, probes: &ProbeSet, unavailable: &[String]) {
         let mut rows = probes.coverage();
+        if !self.families.net() {
+            let of_net = |row: &&mut Coverage| matches!(row.family.as_str(), "net" | "tcp");
+            rows.iter_mut().filter(of_net).for_each(|row| *row = off(&row.family, NOT_ASKED));
+        }
         if let Some(dns) = rows.iter_mut().find(|row| row.family == "dns") {
-            if !self.dns {
-                *dns = off("dns", "not asked for (--probes)");
+            if !self.families.dns() {
+                *dns = off("dns", NOT_ASKED);
             } else if !self.failed_libraries.is_empty() {
                 dns.state = FamilyState::Partial;
                 let own = self.failed_libraries.text();
@@ -47,11 +55,13 @@ impl Collector {
             }
         }
         rows.push(match &self.socket_failure {
+            _ if !self.families.net() => off("rtt", NOT_ASKED),
             None => Coverage { family: "rtt".into(), state: FamilyState::On, reason: String::new() },
             Some(reason) => off("rtt", reason),
         });
         rows.extend(self.python.coverage());
         rows.extend(self.verbs.coverage());
+        rows.extend(self.marker.as_ref().map(MarkerWatch::coverage));
         rows.extend(unavailable.iter().map(|family| off(family, "not built into this version")));
         for row in rows {
             self.write(Record::Coverage(row));

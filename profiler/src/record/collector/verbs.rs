@@ -48,9 +48,14 @@ impl Collector {
         }
     }
 
-    /// Lets verbs go where that costs the targets too much.
+    /// Watches verbs in windows only where more costs the targets too much.
     pub(super) fn check_verbs(&mut self, now_ns: u64, probes: &mut ProbeSet) {
         let records = self.verbs.check(now_ns, probes);
+        self.write_all(records);
+    }
+
+    pub(super) fn leave_verbs(&mut self, pid: u32) {
+        let records = self.verbs.leave(pid, monotonic_ns());
         self.write_all(records);
     }
 

@@ -7,7 +7,7 @@ mod text;
 
 use std::io::{self, Write};
 
-use crate::analysis::diff::document::{Change, Diff};
+use crate::analysis::diff::document::{Change, Diff, Normaliser};
 use crate::render::json::Escaping;
 use crate::render::name::escape_controls;
 use crate::render::unit::duration;
@@ -72,7 +72,10 @@ fn site(diff: &Diff) -> Option<String> {
         }
         path => path.join(";"),
     };
-    Some(format!("a wait is one of {text}"))
+    Some(match diff.normalised_by {
+        Normaliser::Marker => format!("a call is one of {}", path.join(", ")),
+        _ => format!("a wait is one of {text}"),
+    })
 }
 
 fn verdict(change: &Change) -> &'static str {

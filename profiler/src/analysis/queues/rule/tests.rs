@@ -22,7 +22,7 @@ impl Pipeline {
         let start = post_ns.max(self.busy_until);
         self.busy_until = start + bytes * self.per_byte;
         let done_ns = self.busy_until + self.latency;
-        let unit = Unit { post_ns, done_ns, bytes, requests: 1, class: Class::Out, idle };
+        let unit = Unit { post_ns, done_ns, bytes, requests: 1, class: Class::Out, idle, lead: false };
         Truth { unit, queue_ns: start - post_ns, transmit_ns: bytes * self.per_byte }
     }
 }

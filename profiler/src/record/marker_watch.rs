@@ -1,0 +1,151 @@
+//! The marker function: found before the recording, attached with it, and looked for in files that come later.
+
+use super::error::RecordError;
+use super::host::monotonic_ns;
+use super::options::TargetChoice;
+use super::reasons::Reasons;
+use crate::probes::ProbeSet;
+use crate::target::ProcRoot;
+use crate::target::marker::{MarkerError, MarkerFinder, MarkerName, MarkerPlace};
+use crate::target::select::with_descendants;
+use crate::trace::marker::{MarkerCalls, MarkerFunction};
+use crate::trace::record::{Coverage, FamilyState, Record};
+
+#[derive(Debug)]
+pub(super) struct MarkerWatch {
+    finder: MarkerFinder,
+    /// Found and not attached.
+    places: Vec<MarkerPlace>,
+    /// Held open: the probes sit on these files.
+    attached: Vec<MarkerPlace>,
+    failures: Reasons,
+    calls: u64,
+    /// Of these: recorded by time slices.
+    folded: u64,
+}
+
+impl MarkerWatch {
+    /// Finds the function in the targets, or in the command that is to be started. A command may load it later.
+    pub(super) fn find(
+        root: &ProcRoot,
+        name: &MarkerName,
+        target: &TargetChoice,
+        asked_for: &[u32],
+        follow: bool,
+    ) -> Result<MarkerWatch, RecordError> {
+        let mut finder = MarkerFinder::new(root.clone(), name.clone());
+        let places = if let TargetChoice::Command(program, _) = target {
+            finder.in_program(program)
+        } else {
+            let pids = if follow { with_descendants(root, asked_for) } else { asked_for.to_vec() };
+            finder.in_processes(&pids)
+        };
+        let places = places.map_err(Box::new)?;
+        let (attached, failures) = (Vec::new(), Reasons::default());
+        Ok(MarkerWatch { finder, places, attached, failures, calls: 0, folded: 0 })
+    }
+
+    /// Looks through what the process has mapped since, and attaches what was found.
+    pub(super) fn look(&mut self, pid: u32, probes: &mut ProbeSet) -> Vec<Record> {
+        match self.finder.in_processes(&[pid]) {
+            Ok(places) => self.places.extend(places),
+            // Most processes have nothing new.
+            Err(MarkerError::Unknown { .. } | MarkerError::NoLibrary { .. }) => {}
+            Err(error) => self.failures.add(error),
+        }
+        self.attach(probes)
+    }
+
+    pub(super) fn attach(&mut self, probes: &mut ProbeSet) -> Vec<Record> {
+        let mut records = Vec::new();
+        for place in std::mem::take(&mut self.places) {
+            let first = self.attached.first();
+            if let Some(first) =
+                first.filter(|first| first.module != place.module || first.function != place.function)
+            {
+                self.failures.add(format_args!(
+                    "{}:{} of a later file is left out: {}:{} is counted",
+                    place.module, place.function, first.module, first.function
+                ));
+                continue;
+            }
+            match probes.attach_marker(&place.open_path, place.offset) {
+                Ok(()) => {
+                    records.push(Record::MarkerFunction(MarkerFunction {
+                        function: place.function.clone(),
+                        module: place.module.clone(),
+                        entry: place.entry,
+                        probe: place.offset,
+                        time_ns: monotonic_ns(),
+                    }));
+                    self.attached.push(place);
+                }
+                Err(error) => self.failures.add(format_args!("{}: {error}", place.module)),
+            }
+        }
+        records
+    }
+
+    pub(super) fn called(&mut self, calls: &MarkerCalls) {
+        self.calls = self.calls.saturating_add(calls.calls);
+        if calls.calls > 1 {
+            self.folded = self.folded.saturating_add(calls.calls);
+        }
+    }
+
+    pub(super) fn coverage(&self) -> Coverage {
+        let mut reasons = Vec::new();
+        if !self.failures.is_empty() {
+            reasons.push(self.failures.text());
+        }
+        if self.attached.is_empty() && reasons.is_empty() {
+            reasons.push("no file that the targets mapped has the function".to_owned());
+        }
+        if self.folded > 0 {
+            reasons.push(format!(
+                "{} of {} calls came faster than 10000 a second and were counted by slices of 134 ms",
+                self.folded, self.calls
+            ));
+        }
+        if !self.attached.is_empty() && self.calls == 0 {
+            reasons.push("the function was not called".to_owned());
+        }
+        let state = match (self.attached.is_empty(), reasons.is_empty()) {
+            (true, _) => FamilyState::Off,
+            (false, true) => FamilyState::On,
+            (false, false) => FamilyState::Partial,
+        };
+        Coverage { family: "marker".to_owned(), state, reason: reasons.join("; ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coverage_says_what_was_not_found_not_called_or_only_counted() {
+        let finder = MarkerFinder::new(ProcRoot::default(), MarkerName::parse("step").unwrap());
+        let mut watch = MarkerWatch {
+            finder,
+            places: Vec::new(),
+            attached: Vec::new(),
+            failures: Reasons::default(),
+            calls: 0,
+            folded: 0,
+        };
+        assert_eq!(watch.coverage().state, FamilyState::Off);
+        let file = std::sync::Arc::new(std::fs::File::open("/proc/self/exe").unwrap());
+        let (open_path, module, function) = ("/x".into(), "job".to_owned(), "step".to_owned());
+        watch.attached.push(MarkerPlace { file, open_path, module, function, offset: 4, entry: 0 });
+        let row = watch.coverage();
+        assert_eq!((row.state, row.reason.as_str()), (FamilyState::Partial, "the function was not called"));
+        let calls = |calls| MarkerCalls { start_ns: 1, end_ns: 2, pid: 1, tid: 1, calls };
+        watch.called(&calls(1));
+        assert_eq!(watch.coverage().state, FamilyState::On);
+        watch.called(&calls(500));
+        let row = watch.coverage();
+        assert_eq!(row.state, FamilyState::Partial);
+        assert!(row.reason.starts_with("500 of 501 calls"), "{}", row.reason);
+    }
+}
