@@ -160,7 +160,10 @@ mod tests {
         for entry in std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
             let Ok(netdev) = entry.file_name().into_string() else { continue };
             for (name, value) in read(&netdev, |_| true).unwrap_or_default() {
-                assert!(name.starts_with(|first: char| first.is_ascii_alphabetic()), "{netdev}: {name} {value}");
+                assert!(
+                    name.starts_with(|first: char| first.is_ascii_alphabetic()),
+                    "{netdev}: {name} {value}"
+                );
             }
         }
     }
