@@ -48,8 +48,10 @@ type Key = (String, u32, String);
 
 #[derive(Debug, Default)]
 struct Counters {
-    last: HashMap<Key, u64>,
+    /// Value, and when it was written.
+    last: HashMap<Key, (u64, u64)>,
     due_ns: u64,
+    looked_ns: u64,
 }
 
 impl PlaceWatch {
@@ -144,16 +146,27 @@ impl PlaceWatch {
         let Some(machine) = &self.machine else { return };
         let devices: BTreeSet<&str> = self.used.iter().map(|(_, device)| device.as_str()).collect();
         let folder = self.sys.path("class/infiniband");
+        let Counters { last, looked_ns, .. } = &mut self.counters;
         let mut tell = |device: &str, port: u32, name: String, value: u64| {
             let key = (device.to_owned(), port, name);
-            let moved = self.counters.last.get(&key) != Some(&value);
-            if moved || all {
+            let known = last.get(&key).copied();
+            let moved = known.is_none_or(|(before, _)| before != value);
+            if !moved && !all {
+                return;
+            }
+            let mut write = |time_ns, value| {
                 let (device, port, name) = key.clone();
-                records.push(Record::PortCounter(PortCounter { time_ns: now_ns, device, port, name, value }));
+                records.push(Record::PortCounter(PortCounter { time_ns, device, port, name, value }));
+            };
+            // The look before bounds when it moved.
+            if let Some((before, written_ns)) = known
+                && moved
+                && written_ns < *looked_ns
+            {
+                write(*looked_ns, before);
             }
-            if moved {
-                self.counters.last.insert(key, value);
-            }
+            write(now_ns, value);
+            last.insert(key, (value, now_ns));
         };
         for device in &devices {
             for one in counters::read(&folder, device) {
@@ -167,6 +180,7 @@ impl PlaceWatch {
                 }
             }
         }
+        *looked_ns = now_ns;
     }
 
     fn find_threads(&self, time_ns: u64, records: &mut Vec<Record>) {
@@ -258,12 +272,15 @@ mod tests {
         (folder, watch)
     }
 
-    fn values(records: &[Record]) -> Vec<(&str, u64)> {
-        let counters = records.iter().filter_map(|record| match record {
+    fn value(record: &Record) -> Option<(&str, u64)> {
+        match record {
             Record::PortCounter(one) => Some((one.name.as_str(), one.value)),
             _ => None,
-        });
-        counters.collect()
+        }
+    }
+
+    fn values(records: &[Record]) -> Vec<(&str, u64)> {
+        records.iter().filter_map(value).collect()
     }
 
     #[test]
@@ -282,7 +299,14 @@ mod tests {
         let later = watch.counters.due_ns;
         assert_eq!(values(&watch.tick([7].into_iter(), later - 1)), [], "not yet");
         assert_eq!(values(&watch.tick([7].into_iter(), later)), [("retry", 9)]);
-        assert_eq!(values(&watch.finish(later + 1)), [("retry", 9), ("still", 1)]);
+        assert_eq!(values(&watch.tick([7].into_iter(), later + 5 * second)), []);
+        write(folder.path(), "sys/class/infiniband/rxe0/ports/1/hw_counters/retry", "10\n");
+        let moved = watch.tick([7].into_iter(), later + 10 * second);
+        assert_eq!(values(&moved), [("retry", 9), ("retry", 10)], "with the look before");
+        let time =
+            |record: &Record| matches!(record, Record::PortCounter(one) if one.time_ns == later + 5 * second);
+        assert_eq!(moved.iter().filter(|record| time(record)).count(), 1);
+        assert_eq!(values(&watch.finish(later + 11 * second)), [("retry", 10), ("still", 1)]);
     }
 
     #[test]

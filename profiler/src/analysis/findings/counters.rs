@@ -1,6 +1,6 @@
 //! Counters of adapters' ports that tell of errors, and links that went down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
@@ -174,6 +174,13 @@ fn stalled_meanwhile(scene: &Scene<'_>, moves: &[Interval]) -> u64 {
     sum
 }
 
+/// The looks that found something moved, from the window's start.
+fn seen_by(scene: &Scene<'_>, moves: &[Interval]) -> Vec<u64> {
+    let start_ns = scene.surroundings.window_start_ns;
+    let times: BTreeSet<u64> = moves.iter().map(|one| one.end_ns.saturating_sub(start_ns)).collect();
+    times.into_iter().collect()
+}
+
 /// Overlapping intervals as one.
 fn union(mut intervals: Vec<Interval>) -> Vec<Interval> {
     intervals.sort_by_key(|interval| interval.start_ns);
@@ -195,8 +202,9 @@ fn errors(scene: &Scene<'_>, device: &str, port: u32, rows: &[(&Meaning, &Counte
         .take(3)
         .map(|(meaning, row)| format!("{} +{} ({})", row.name, row.delta, meaning.what))
         .collect();
-    let intervals = union(rows.iter().flat_map(|(_, row)| moved(scene, row)).collect());
-    let meanwhile_ns = stalled_meanwhile(scene, &intervals);
+    let intervals: Vec<Interval> = rows.iter().flat_map(|(_, row)| moved(scene, row)).collect();
+    let seen = seen_by(scene, &intervals);
+    let meanwhile_ns = stalled_meanwhile(scene, &union(intervals));
     let more = rows.len().saturating_sub(shown.len());
     let more = if more == 0 { String::new() } else { format!("; {more} more counters") };
     let summary = format!("{device} port {port} counted errors: {}{more}.", shown.join(", "));
@@ -205,10 +213,9 @@ fn errors(scene: &Scene<'_>, device: &str, port: u32, rows: &[(&Meaning, &Counte
         .take(32)
         .map(|(meaning, row)| json!({ "name": row.name, "delta": row.delta, "meaning": meaning.what, "hard": meaning.hard }))
         .collect();
-    let window_ns = scene.surroundings.window_start_ns;
     let proof = json!({
-        "device": device, "port": port, "counters": counters, "moved_times": intervals.len(),
-        "first_moved_by_ns": intervals.first().map(|one| one.end_ns.saturating_sub(window_ns)),
+        "device": device, "port": port, "counters": counters, "moved_times": seen.len(),
+        "first_moved_by_ns": seen.first(),
         "stalled_meanwhile_ns": meanwhile_ns, "evidence": "measured.kernel",
     });
     let mut kinds: Vec<Advice> = rows.iter().map(|(meaning, _)| meaning.advice).collect();
@@ -228,8 +235,9 @@ fn errors(scene: &Scene<'_>, device: &str, port: u32, rows: &[(&Meaning, &Counte
 }
 
 fn port_event(scene: &Scene<'_>, row: &CounterRow) -> Finding {
-    let intervals = union(moved(scene, row));
-    let meanwhile_ns = stalled_meanwhile(scene, &intervals);
+    let intervals = moved(scene, row);
+    let seen = seen_by(scene, &intervals);
+    let meanwhile_ns = stalled_meanwhile(scene, &union(intervals));
     let summary = format!(
         "The link of {} port {} went down {} during the recording; threads were stalled for {} around it.",
         row.device,
@@ -237,10 +245,8 @@ fn port_event(scene: &Scene<'_>, row: &CounterRow) -> Finding {
         count(row.delta, "time", "times"),
         time(meanwhile_ns)
     );
-    let window_ns = scene.surroundings.window_start_ns;
-    let seen: Vec<u64> = intervals.iter().take(8).map(|one| one.end_ns.saturating_sub(window_ns)).collect();
     let proof = json!({
-        "device": row.device, "port": row.port, "counter": row.name, "count": row.delta, "seen_by_ns": seen,
+        "device": row.device, "port": row.port, "counter": row.name, "count": row.delta, "seen_by_ns": seen.get(..seen.len().min(8)),
         "stalled_meanwhile_ns": meanwhile_ns, "evidence": "measured.kernel",
     });
     let device = in_command(Some(&row.device));

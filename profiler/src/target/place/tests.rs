@@ -4,7 +4,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use super::*;
+use crate::model::fixture::{PID, Trace};
 use crate::target::place::config::bridge;
+use crate::trace::place::DeviceUse;
+use crate::trace::record::Record;
 
 /// A fake `/sys` and `/proc` in one folder that goes away with it.
 struct Fixture {
@@ -206,4 +209,22 @@ fn switches_of_the_congestion_control_are_read_by_priority() {
         .write("sys/class/net/eth4/ecn/roce_np/enable/3", "1\n");
     let machine = machine(&fixture.proc(), &fixture.sys());
     assert_eq!(machine.congestion, [("eth4.ecn.roce_np".to_owned(), "0:off 3:on".to_owned())]);
+}
+
+#[test]
+fn what_is_wrong_with_these_files_comes_out_as_findings() {
+    let fixture = switched();
+    let machine = machine(&fixture.proc(), &fixture.sys());
+    let mut trace = Trace::new();
+    for device in machine.pci {
+        trace.add(Record::PciDevice(device));
+    }
+    for device in ["mlx5_0", "nvidia3"] {
+        trace.add(Record::DeviceUse(DeviceUse { pid: PID, device: device.into() }));
+    }
+    let ids: Vec<String> = trace.analyse().report.findings.into_iter().map(|finding| finding.id).collect();
+    for id in ["pcie.link_degraded", "pcie.acs", "pcie.shared_uplink"] {
+        assert!(ids.iter().any(|known| known == id), "{id}: {ids:?}");
+    }
+    assert!(!ids.iter().any(|id| id == "numa.remote_nic"), "{ids:?}");
 }

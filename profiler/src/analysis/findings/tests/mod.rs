@@ -20,6 +20,7 @@ mod dns_failure;
 mod late;
 mod net;
 mod net_ends;
+mod place;
 mod tcp;
 
 fn report(duration_ns: u64) -> Report {
