@@ -158,7 +158,7 @@ fn unpack(folder: &Path, root: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<(
     for entry in fs::read_dir(&archives).with_context(|| format!("cannot read {}", archives.display()))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".deb") && wanted(&name) {
+        if entry.path().extension().is_some_and(|extension| extension == "deb") && wanted(&name) {
             run::run(Command::new("dpkg-deb").arg("-x").arg(entry.path()).arg(root))?;
             count += 1;
         }

@@ -67,17 +67,24 @@ pub fn prepare(series: Series, tools: &Unpacked, refresh: bool) -> Result<Kernel
     Ok(Kernel { series, image: bare_image(&vmlinuz)?, release, modules })
 }
 
+/// The image and what its kernel is called: in `boot`, or, since Debian packages it apart, beside its modules.
 fn image_of(root: &Path) -> Result<(PathBuf, String)> {
-    let boot = root.join("boot");
-    for entry in fs::read_dir(&boot).with_context(|| format!("cannot read {}", boot.display()))? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if let Some(release) = name.strip_prefix("vmlinuz-") {
-            let release = release.to_owned();
-            return Ok((path, release));
+    for folder in ["boot", "usr/lib/modules"] {
+        let Ok(entries) = fs::read_dir(root.join(folder)) else { continue };
+        for entry in entries {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if let Some(release) = name.strip_prefix("vmlinuz-") {
+                let release = release.to_owned();
+                return Ok((path, release));
+            }
+            let beside = path.join("vmlinuz");
+            if beside.is_file() {
+                return Ok((beside, name.to_owned()));
+            }
         }
     }
-    bail!("no vmlinuz in {}", boot.display())
+    bail!("no vmlinuz below {}", root.display())
 }
 
 /// The ELF image inside of a compressed one: emulated, decompression takes longer than all the rest of the start.

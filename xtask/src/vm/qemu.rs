@@ -122,7 +122,9 @@ mod tests {
 
     fn verdict(lines: &[&str]) -> Result<u64> {
         let mut said = Said::default();
-        lines.iter().for_each(|line| said.take(line));
+        for line in lines {
+            said.take(line);
+        }
         said.verdict()
     }
 
