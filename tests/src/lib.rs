@@ -4,6 +4,7 @@
 //! side by side.
 
 pub mod check;
+pub mod compiled;
 pub mod cuda_job;
 pub mod peer;
 pub mod process;

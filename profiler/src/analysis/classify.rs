@@ -9,7 +9,7 @@
 //!   locks inside of libc) does not tell who holds it, nor for certain that it is a lock: such a wait is an other wait,
 //!   or idle where the stack names a condition variable.
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
-//!   unconnected UDP socket over which a query was sent or inside a resolver function.
+//!   unconnected UDP socket over which a query was sent or inside a resolver function; there on any unix socket too.
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
 //! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
 //!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
@@ -24,10 +24,11 @@
 //! saw is not what it waits for, and the rest may listen. Places of an array of `pollfd` with a negative descriptor,
 //! and everything behind a listening socket, are not missing.
 
-use profiler_common::Call;
 use profiler_common::record::{FUTEX_CONTENDED, WAIT_SOCKS};
+use profiler_common::{Api, Call};
 
 use super::context::Context;
+use super::dns_wait::api_of;
 use crate::model::cause::Cause;
 use crate::model::intern::NameId;
 use crate::model::socket::{SocketClass, SocketId, SocketInfo, Transport, state};
@@ -211,6 +212,10 @@ fn slot_of(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketIn
         // After such a connect; nobody answers a close either.
         SocketClass::UnixResolver if wait.call == Call::Close => None,
         SocketClass::UnixResolver => Some(Slot::new(awaited, info.name, Cause::DnsResolve)),
+        // D-Bus, sssd and others: whom a resolver function waits for is a name service.
+        SocketClass::Unix if is_asked_for_a_name(context, wait) => {
+            Some(Slot::new(awaited, info.name, Cause::DnsResolve))
+        }
         SocketClass::Inet => match info.transport {
             Transport::Tcp => tcp_slot(context, wait, awaited, info),
             Transport::Udp => udp_slot(context, wait, awaited, info),
@@ -218,6 +223,12 @@ fn slot_of(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketIn
         },
         SocketClass::NotASocket | SocketClass::Unix | SocketClass::OtherFamily => None,
     }
+}
+
+/// Whether a resolver function waits, for more than that its connection is refused or closed.
+fn is_asked_for_a_name(context: &Context, wait: &WaitSpan) -> bool {
+    let fails = wait.call == Call::Connect && wait.ret < 0;
+    !fails && wait.call != Call::Close && api_of(context.model, wait) != Api::None
 }
 
 fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {

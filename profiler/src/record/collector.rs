@@ -19,6 +19,7 @@ use super::python_looks::PythonLooks;
 use super::python_thread::PythonThread;
 use super::python_watch::Told;
 use super::reasons::Reasons;
+use super::ring_watch::RingWatch;
 use super::socket_thread::{Found, SocketThread};
 use super::symbol_thread::{Named, SymbolThread};
 use super::verbs_watch::VerbsWatch;
@@ -74,6 +75,7 @@ pub struct Collector {
     verbs: VerbsWatch,
     marker: Option<MarkerWatch>,
     place: PlaceWatch,
+    rings: RingWatch,
     /// Waits in flight, kept until their stacks are read.
     pending: Vec<(Wait, Registers)>,
     finishing: bool,
@@ -97,6 +99,7 @@ impl Collector {
             resolvers: ResolverLibraries::new(root.clone()),
             verbs: VerbsWatch::new(root.clone(), None),
             place: PlaceWatch::new(root.clone(), SysRoot::default(), false),
+            rings: RingWatch::new(root.clone()),
             root,
             symbols,
             sockets,
@@ -308,6 +311,7 @@ impl Collector {
     pub fn housekeeping(&mut self, probes: &mut ProbeSet) {
         self.take_side_results();
         let now = monotonic_ns();
+        self.rings.look(&self.targets, now);
         let (due, later): (Vec<_>, Vec<_>) = self.due.drain(..).partition(|(time, _)| *time <= now);
         self.due = later;
         for (_, pid) in due {

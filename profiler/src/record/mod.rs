@@ -16,6 +16,7 @@ pub mod python_looks;
 pub mod python_thread;
 pub mod python_watch;
 mod reasons;
+mod ring_watch;
 pub mod session;
 pub mod socket_thread;
 mod staged;

@@ -68,7 +68,7 @@ pub fn traits(root: &ProcRoot, pid: u32) -> Result<Traits, ReadError> {
     };
     for fd in root.fds(pid).unwrap_or_default().into_iter().take(DESCRIPTORS) {
         let link = read_link(&root.process_path(pid, &format!("fd/{fd}"))).unwrap_or_default();
-        traits.uses_io_uring |= link == "anon_inode:[io_uring]";
+        traits.uses_io_uring |= link == RING;
         traits.uses_rdma |= link.starts_with("/dev/infiniband/");
         traits.uses_cuda |= link.starts_with("/dev/nvidia");
     }
@@ -77,6 +77,16 @@ pub fn traits(root: &ProcRoot, pid: u32) -> Result<Traits, ReadError> {
         traits.uses_cuda = maps.iter().any(|mapping| mapping.file_name().starts_with("libcuda.so"));
     }
     Ok(traits)
+}
+
+/// The link of a descriptor that is a ring.
+const RING: &str = "anon_inode:[io_uring]";
+
+/// Whether the process has a ring of `io_uring` open.
+pub fn has_io_uring(root: &ProcRoot, pid: u32) -> bool {
+    let fds = root.fds(pid).unwrap_or_default().into_iter().take(DESCRIPTORS);
+    let mut links = fds.filter_map(|fd| read_link(&root.process_path(pid, &format!("fd/{fd}"))).ok());
+    links.any(|link| link == RING)
 }
 
 fn differs(root: &ProcRoot, pid: u32, kind: &str) -> Option<bool> {
@@ -125,6 +135,7 @@ mod tests {
         let (_directory, root) = fake(&["/dev/nvidia-uvm", "anon_inode:[io_uring]"], b"\x7fELF\x02");
         let found = traits(&root, 8).unwrap();
         assert!(!found.uses_rdma && found.uses_cuda && found.uses_io_uring);
+        assert!(has_io_uring(&root, 8) && !has_io_uring(&root, 9));
     }
 
     #[test]

@@ -109,6 +109,20 @@ fn disarmed_items_of_an_epoll_set_are_not_awaited() {
 }
 
 #[test]
+fn a_unix_socket_inside_of_a_resolver_function_is_a_name_service_s() {
+    let inside = |call: Call, ret| Wait {
+        api: Api::Getaddrinfo,
+        api_start_ns: 900,
+        ret,
+        ..wait(call, 1000, 1100, vec![unix("/run/sss/pipes/nss")])
+    };
+    assert_eq!(of(inside(Call::Read, 0)), stall(Cause::DnsResolve));
+    // Nobody listens there, or it is over.
+    assert_eq!(of(inside(Call::Connect, -2)), NEITHER);
+    assert_eq!(of(inside(Call::Close, 0)), NEITHER);
+}
+
+#[test]
 fn unix_sockets_and_netlink_are_left_alone() {
     let netlink = Socket { ends: crate::trace::record::Ends::Other { family: 16 }, ..no_socket() };
     assert_eq!(of(call(Call::Recvmsg, vec![unix("/run/app")])), NEITHER);

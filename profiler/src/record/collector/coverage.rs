@@ -8,6 +8,9 @@ use crate::trace::record::{Coverage, FamilyState, Loss, Record};
 /// Why a family is off that `--probes` leaves out.
 pub(super) const NOT_ASKED: &str = "not asked for (--probes)";
 
+/// What is missing of a process that has a ring.
+const IO_URING: &str = "io_uring";
+
 impl Python {
     /// `None` where no target has an interpreter.
     fn coverage(&self) -> Option<Coverage> {
@@ -41,6 +44,9 @@ impl Collector {
     /// What could be seen, at the end of the recording.
     pub fn write_coverage(&mut self, probes: &ProbeSet, unavailable: &[String]) {
         let mut rows = probes.coverage();
+        if !self.rings.was_there(&self.targets, &probes.call_counts()) {
+            rows.retain(|row| row.family != IO_URING);
+        }
         if !self.families.net() {
             let of_net = |row: &&mut Coverage| matches!(row.family.as_str(), "net" | "tcp");
             rows.iter_mut().filter(of_net).for_each(|row| *row = off(&row.family, NOT_ASKED));
