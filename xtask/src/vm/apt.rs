@@ -19,6 +19,8 @@ const TOOLS: &[&str] = &[
     "ibverbs-providers",
     "perftest",
     "rdmacm-utils",
+    "xz-utils",
+    "zstd",
 ];
 
 /// Packages that only come along as dependencies, and whose files nothing here needs.
@@ -43,6 +45,13 @@ impl Unpacked {
             .args(["--argv0", name, "--library-path"])
             .arg(format!("{}:{}", first.display(), second.display()))
             .arg(self.root.join(program));
+        command
+    }
+
+    /// A program of it that unpacks what it reads, `xz` or `zstd`.
+    pub fn decompressor(&self, name: &str) -> Command {
+        let mut command = self.command(name, &format!("usr/bin/{name}"));
+        command.arg("-dc");
         command
     }
 }
@@ -77,7 +86,8 @@ pub fn fetch(
     for program in ["apt-get", "dpkg-deb"] {
         if !run::exists(program) {
             bail!(
-                "no {program} on this machine: the VMs' packages are fetched by apt; run this on Debian or Ubuntu"
+                "no {program} on this machine: the VMs' packages are fetched by apt; run this on Debian or Ubuntu, or leave the VMs \
+                 out by `cargo xtask test --no-vm`"
             );
         }
     }
@@ -116,7 +126,8 @@ fn download(folder: &Path, suites: &[&str], packages: &[&str]) -> Result<()> {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     println!("vm: fetching {} from Debian {}", packages.join(" "), suites.join(" "));
-    let help = "cannot fetch packages for the VMs: deb.debian.org must be reachable (a proxy goes into http_proxy or apt's configuration)";
+    let help = "cannot fetch packages for the VMs: deb.debian.org must be reachable (a proxy goes into http_proxy or apt's configuration); \
+        `cargo xtask test --no-vm` leaves the VMs out";
     run::run(apt(folder).args(["update", "-q", "-q", "--error-on=any"])).context(help)?;
     let mut install = apt(folder);
     install.args(["install", "-y", "-q", "-q", "--download-only", "--no-install-recommends"]);
