@@ -21,16 +21,16 @@ const COUNT: &str = "vm-guest: passed ";
 const FAILED: &str = "vm-guest: FAILED ";
 
 /// Boots the kernel, shows the guest's lines, and returns how many assertions passed in all.
-pub fn boot(kernel: &Kernel, initramfs: &Path, tools: &Unpacked, limit_s: u64) -> Result<u64> {
-    let share = tools.root.join("usr/share");
-    let mut command = tools.command("qemu-system-x86_64", "usr/bin/qemu-system-x86_64");
+pub fn boot(kernel: &Kernel, initramfs: &Path, qemu: &Unpacked, limit_s: u64) -> Result<u64> {
+    let share = qemu.root.join("usr/share");
+    let mut command = qemu.command("qemu-system-x86_64", "usr/bin/qemu-system-x86_64");
     command
         .arg("-L")
         .arg(share.join("qemu"))
         .arg("-L")
         .arg(share.join("seabios"))
         .arg("-L")
-        .arg(tools.root.join("usr/lib/ipxe/qemu"))
+        .arg(qemu.root.join("usr/lib/ipxe/qemu"))
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-M", "q35"])
         // Software emulation: it is there on every machine, and nested virtualisation was measured to be slower.
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1500M", "-serial", "stdio"])
@@ -40,7 +40,7 @@ pub fn boot(kernel: &Kernel, initramfs: &Path, tools: &Unpacked, limit_s: u64) -
         .arg(initramfs)
         .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable"])
         // Parts of QEMU are loaded as it starts, emulation among them.
-        .env("QEMU_MODULE_DIR", tools.root.join("usr/lib/x86_64-linux-gnu/qemu"))
+        .env("QEMU_MODULE_DIR", qemu.root.join("usr/lib/x86_64-linux-gnu/qemu"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     println!("vm: starting {}", kernel.release);
