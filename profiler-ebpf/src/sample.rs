@@ -9,6 +9,7 @@ use profiler_common::{Loss, SampleCounts, SampleKey};
 
 use crate::call_class::{ON_SET, RECEIVE, SEND};
 use crate::maps::{SAMPLES, TARGETS, is_marked};
+use crate::sched::run_delay_ns;
 use crate::thread::{self, Thread};
 use crate::{emit, settings};
 
@@ -71,23 +72,28 @@ fn counts(tgid: u32, tid: u32) -> Option<&'static mut SampleCounts> {
     SAMPLES.get_ptr_mut(&key).map(|counts| unsafe { &mut *counts })
 }
 
-/// The thread looks. What it did since the look before was inside of the same wait, unless that was too long ago.
+/// The thread looks. What it did since the look before was inside of the same wait, unless that was too long ago, apart
+/// from the time in which it had no processor to look with.
 #[inline(always)]
 pub fn looked(thread: &mut Thread, tid: u32, now_ns: u64) {
+    let delay_ns = run_delay_ns();
     if thread.unlooked != 0 {
-        take_unlooked(thread, tid, now_ns);
+        let kept_ns = delay_ns.saturating_sub(thread.looked_delay_ns);
+        take_unlooked(thread, tid, now_ns.saturating_sub(kept_ns));
     }
     thread.looked_ns = now_ns;
+    thread.looked_delay_ns = delay_ns;
 }
 
+/// `until_ns`: when it would have looked had it never waited for a processor.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn take_unlooked(thread: *mut Thread, tid: u32, now_ns: u64) -> u32 {
+extern "C" fn take_unlooked(thread: *mut Thread, tid: u32, until_ns: u64) -> u32 {
     // SAFETY: callers pass a thread's entry.
     let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
     let count = u64::from(thread.unlooked);
     thread.unlooked = 0;
-    if now_ns.saturating_sub(thread.looked_ns) <= settings::spin_gap_ns()
+    if until_ns.saturating_sub(thread.looked_ns) <= settings::spin_gap_ns()
         && let Some(counts) = counts(thread.tgid, tid)
     {
         counts.waiting += count;

@@ -48,6 +48,8 @@ pub struct Thread {
     pub unlooked: u32,
     /// When it looked the last time and found nothing, 0: it has not, or found something since.
     pub looked_ns: u64,
+    /// Time that it had waited for a processor then, ever.
+    pub looked_delay_ns: u64,
     /// When it was given a processor after that.
     pub resumed_ns: u64,
     /// The resolver function that it is in, 0: none.
@@ -139,6 +141,7 @@ static NEW: Thread = Thread {
     owner: 0,
     unlooked: 0,
     looked_ns: 0,
+    looked_delay_ns: 0,
     resumed_ns: 0,
     api: 0,
     api_start_ns: 0,

@@ -1,5 +1,7 @@
 //! The marker function: found before the recording, attached with it, and looked for in files that come later.
 
+use std::os::unix::fs::MetadataExt;
+
 use super::error::RecordError;
 use super::host::monotonic_ns;
 use super::options::TargetChoice;
@@ -59,6 +61,10 @@ impl MarkerWatch {
     pub(super) fn attach(&mut self, probes: &mut ProbeSet) -> Vec<Record> {
         let mut records = Vec::new();
         for place in std::mem::take(&mut self.places) {
+            // A command's file was found before it ran, and is found again among what the process has mapped.
+            if self.attached.iter().any(|other| is_same(other, &place)) {
+                continue;
+            }
             let first = self.attached.first();
             if let Some(first) =
                 first.filter(|first| first.module != place.module || first.function != place.function)
@@ -119,9 +125,30 @@ impl MarkerWatch {
     }
 }
 
+/// Whether a second probe at this place would count every call twice.
+fn is_same(one: &MarkerPlace, other: &MarkerPlace) -> bool {
+    let id = |place: &MarkerPlace| place.file.metadata().map(|file| (file.dev(), file.ino())).ok();
+    one.offset == other.offset && id(one).is_some() && id(one) == id(other)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_that_was_found_by_two_ways_is_the_same() {
+        let place = |path: &str, offset| MarkerPlace {
+            file: std::sync::Arc::new(std::fs::File::open(path).unwrap()),
+            open_path: path.into(),
+            module: "job".to_owned(),
+            function: "step".to_owned(),
+            offset,
+            entry: 0,
+        };
+        assert!(is_same(&place("/proc/self/exe", 4), &place("/proc/self/exe", 4)));
+        assert!(!is_same(&place("/proc/self/exe", 4), &place("/proc/self/exe", 8)));
+        assert!(!is_same(&place("/proc/self/exe", 4), &place("/proc/self/maps", 4)));
+    }
 
     #[test]
     fn coverage_says_what_was_not_found_not_called_or_only_counted() {

@@ -9,7 +9,7 @@ use stallscope_tests::peer::REPLY;
 use super::sys::{checked, connected, epoll_wait_one, errno, monotonic_ns, recv, send as send_bytes};
 use super::{Arguments, done, go, ready};
 
-/// `recv HOW PEER TIMES`: connects, then asks and waits TIMES times.
+/// `recv HOW PEER TIMES [MS]`: connects, then asks and waits TIMES times, and on until it has run for so many milliseconds.
 ///
 /// HOW: `blocking` (recvfrom), `read`, `recvmsg`, `poll`, `ppoll`, `select`, `epoll`, `spin` (asks without
 /// blocking, again and again), `yield` (the same with 50 µs of sleep between), `work` (the same with a millisecond of work
@@ -19,20 +19,22 @@ pub fn receive(arguments: &Arguments) {
     let fd = connected(arguments.get(1));
     ready("");
     go();
-    exchange(&how, fd, arguments.get(2));
+    exchange(&how, fd, arguments.get(2), arguments.get_or(3, 0));
 }
 
 /// `recv-now HOW PEER TIMES`: the same without waiting for the word, for a program that was just exec'd.
 pub fn receive_now(arguments: &Arguments) {
     let how: String = arguments.get(0);
-    exchange(&how, connected(arguments.get(1)), arguments.get(2));
+    exchange(&how, connected(arguments.get(1)), arguments.get(2), 0);
 }
 
-fn exchange(how: &str, fd: RawFd, times: u32) {
-    let mut ns = 0;
+fn exchange(how: &str, fd: RawFd, times: u32, least_ms: u64) {
+    let start_ns = ran_ns();
+    let (mut ns, mut asked) = (0, 0);
     let mut looks = Looks::default();
     let mut each = Vec::new();
-    for _ in 0..times {
+    while asked < times || ran_ns() - start_ns < least_ms * 1_000_000 {
+        asked += 1;
         assert_eq!(send_bytes(fd, b"?"), 1);
         let start = monotonic_ns();
         looks.add(&stall_outer(how, fd));
@@ -129,17 +131,19 @@ fn stall_inner(how: &str, fd: RawFd) -> Looks {
     looks
 }
 
+/// For how long this thread has run.
+fn ran_ns() -> u64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).expect("has one");
+    nix::sys::time::TimeValLike::num_nanoseconds(&time).cast_unsigned()
+}
+
 /// Computes until the thread has run for so long; for how long it did.
-fn work_for(ns: i64) -> u64 {
-    let now = || {
-        let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).expect("has one");
-        nix::sys::time::TimeValLike::num_nanoseconds(&time)
-    };
-    let start = now();
+fn work_for(ns: u64) -> u64 {
+    let start = ran_ns();
     loop {
-        let worked = now() - start;
+        let worked = ran_ns() - start;
         if worked >= ns {
-            return worked.cast_unsigned();
+            return worked;
         }
         std::hint::spin_loop();
     }
