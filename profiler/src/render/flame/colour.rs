@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn the_order_of_stacks_does_not_change_the_colour() {
-        let colour = |kinds: [FrameKind; 2]| palette(kinds.map(|kind| ("getaddrinfo", kind))).get("getaddrinfo");
+        let colour =
+            |kinds: [FrameKind; 2]| palette(kinds.map(|kind| ("getaddrinfo", kind))).get("getaddrinfo");
         let both = colour([FrameKind::User, FrameKind::Call]);
         assert_eq!(both, colour([FrameKind::Call, FrameKind::User]));
         assert_eq!(both, colour([FrameKind::Call, FrameKind::Call]));

@@ -129,7 +129,12 @@ impl<'a> StackFolder<'a> {
 pub(super) enum Folder<'a> {
     Stack(Box<StackFolder<'a>>),
     /// By what the frames are made of.
-    Sites { analysis: &'a Analysis, options: &'a FlameOptions, labels: &'a Labels, nodes: FastMap<Site<'a>, NodeId> },
+    Sites {
+        analysis: &'a Analysis,
+        options: &'a FlameOptions,
+        labels: &'a Labels,
+        nodes: FastMap<Site<'a>, NodeId>,
+    },
 }
 
 impl<'a> Folder<'a> {
