@@ -231,7 +231,8 @@ mod tests {
             let all: Vec<String> = tree.lines().collect();
             let mut whole = Vec::new();
             draw_lines(&analysis, &options, (&tree, &all), &mut whole).unwrap();
-            assert_eq!(svg(&analysis, &options), String::from_utf8(whole).unwrap(), "{view}");
+            // The pictures are too long to be shown.
+            assert!(svg(&analysis, &options) == String::from_utf8(whole).unwrap(), "{view}");
         }
         let tree = fold_tree(&analysis, &FlameOptions::default()).unwrap();
         let least = (tree.total_ns() as f64 * 0.0001 * 0.99) as u64;

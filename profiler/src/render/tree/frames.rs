@@ -2,7 +2,6 @@
 
 use super::{FrameKind, ViewFrame, WeightedStack};
 use crate::hash::FastMap;
-use crate::render::name;
 
 /// Index of a name in its tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,21 +127,25 @@ impl FrameTree {
         line
     }
 
-    /// The same where frames that weigh less than `least_ns` have nothing above them: their stacks are one.
+    /// The same where frames that weigh less than `least_ns` have but one frame without a name above them, in place of all
+    /// that is there: sorted, the lines are in the order of those that are not cut.
     pub fn cut(&self, least_ns: u64) -> Vec<String> {
         let whole = self.whole();
-        let is_large = |id: NodeId| whole.get(id.index()).is_some_and(|weight| *weight >= least_ns);
-        let shown = |(node, id): (&Node, u32)| {
+        let of = |id: NodeId| whole.get(id.index()).copied().unwrap_or(0);
+        let is_large = |id: NodeId| id == NodeId::ROOT || of(id) >= least_ns;
+        let mut lines = Vec::new();
+        for (node, id) in self.nodes.iter().zip(0..) {
             let id = NodeId(id);
-            if id == NodeId::ROOT || is_large(id) {
-                return Some(self.line(id, node.own_ns?));
+            if !is_large(node.parent) {
+                continue;
             }
-            let is_lowest = node.parent == NodeId::ROOT || is_large(node.parent);
-            let weight = whole.get(id.index()).filter(|_| is_lowest)?;
-            // It is a leaf now.
-            Some(format!("{} {weight}", name::leaf(self.path(id).join(";"))))
-        };
-        self.nodes.iter().zip(0..).filter_map(shown).collect()
+            lines.extend(node.own_ns.map(|weight_ns| self.line(id, weight_ns)));
+            let above = of(id).saturating_sub(node.own_ns.unwrap_or(0));
+            if !is_large(id) && above > 0 {
+                lines.push(format!("{};- {above}", self.path(id).join(";")));
+            }
+        }
+        lines
     }
 
     /// The weight of each frame with everything above it.
