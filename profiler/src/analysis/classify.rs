@@ -233,7 +233,7 @@ fn is_asked_for_a_name(context: &Context, wait: &WaitSpan) -> bool {
 
 fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {
     let connecting =
-        context.connecting(info.ino, wait.start_ns, wait.end_ns.max(wait.start_ns.saturating_add(1)));
+        context.connecting(awaited.socket, wait.start_ns, wait.end_ns.max(wait.start_ns.saturating_add(1)));
     let peer = match connecting {
         Some(connecting) if info.peer.is_none() => connecting.peer,
         _ => info.name,
@@ -264,7 +264,7 @@ fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketI
     }
     if slot.base != Cause::TcpConnect {
         let from = wait.start_ns.max(slot.connected_ns);
-        if let Some(loss) = context.loss(info, from, wait.end_ns) {
+        if let Some(loss) = context.loss(awaited.socket, from, wait.end_ns) {
             slot.retransmit = loss;
         }
     }

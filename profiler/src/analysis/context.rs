@@ -1,11 +1,11 @@
 //! What else happened on a socket while a thread waited for it: handshakes, retransmissions, queries.
 
-use std::net::SocketAddr;
+use std::hash::Hash;
 
 use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::intern::NameId;
-use crate::model::socket::{SocketInfo, known_peer, plain_address};
+use crate::model::socket::{SocketId, SocketInfo, known_peer, plain_address};
 use crate::model::thread::Interval;
 use crate::trace::record::{Direction, Ends, Socket};
 
@@ -17,14 +17,25 @@ const FIRST_TIMEOUT_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub struct Context<'m> {
     pub model: &'m Model,
-    /// Times, sorted, by socket inode.
-    retransmits: FastMap<u64, Vec<u64>>,
-    /// The same by the two ends, for sockets without an inode (closed by the program, data still going out).
-    retransmits_by_ends: FastMap<(SocketAddr, SocketAddr), Vec<u64>>,
-    /// Indices into `Model::handshakes` by socket inode, by start.
-    handshakes: FastMap<u64, Vec<u32>>,
+    /// By socket: nothing, for most.
+    events: Vec<Events>,
+    /// Sorted times of retransmissions of one socket.
+    retransmits: Vec<Vec<u64>>,
+    /// Indices into `Model::handshakes` of those of one socket, by start.
+    handshakes: Vec<Vec<u32>>,
     /// Times and servers of DNS messages sent, by socket inode.
     queries: FastMap<u64, Vec<(u64, NameId)>>,
+}
+
+/// What happened on a socket, by index.
+#[derive(Clone, Copy, Debug, Default)]
+struct Events {
+    /// In [`Context::retransmits`]: those that came with the socket's inode.
+    by_ino: Option<u32>,
+    /// The same for sockets without an inode (closed by the program, data still going out), by both ends.
+    by_ends: Option<u32>,
+    /// In [`Context::handshakes`].
+    handshakes: Option<u32>,
 }
 
 /// The part of a handshake that concerns a wait on its socket.
@@ -39,17 +50,12 @@ impl<'m> Context<'m> {
     pub fn new(model: &'m Model) -> Context<'m> {
         let mut context = Context {
             model,
-            retransmits: FastMap::default(),
-            retransmits_by_ends: FastMap::default(),
-            handshakes: FastMap::default(),
+            events: Vec::new(),
+            retransmits: Vec::new(),
+            handshakes: Vec::new(),
             queries: FastMap::default(),
         };
-        context.index_retransmits();
-        for (index, handshake) in (0..).zip(&model.handshakes) {
-            if handshake.socket.ino != 0 {
-                context.handshakes.entry(handshake.socket.ino).or_default().push(index);
-            }
-        }
+        context.index_events();
         for message in &model.dns_messages {
             if message.direction == Direction::Send && message.socket.ino != 0 {
                 let query = (message.time_ns, peer_name(model, &message.socket));
@@ -64,38 +70,50 @@ impl<'m> Context<'m> {
     }
 
     /// A segment that came with an inode is found by it alone, any other by its ends.
-    fn index_retransmits(&mut self) {
+    fn index_events(&mut self) {
+        let (mut by_ino, mut by_ends) = (Index::default(), Index::default());
         for retransmit in &self.model.retransmits {
             if retransmit.socket.ino != 0 {
-                self.retransmits.entry(retransmit.socket.ino).or_default().push(retransmit.time_ns);
+                by_ino.push(retransmit.socket.ino, retransmit.time_ns, &mut self.retransmits);
             } else if let Ends::Inet { local, peer } = &retransmit.socket.ends {
                 let ends = (plain_address(*local), plain_address(*peer));
-                self.retransmits_by_ends.entry(ends).or_default().push(retransmit.time_ns);
+                by_ends.push(ends, retransmit.time_ns, &mut self.retransmits);
             }
         }
+        let mut handshakes = Index::default();
+        for (index, handshake) in (0..).zip(&self.model.handshakes) {
+            if handshake.socket.ino != 0 {
+                handshakes.push(handshake.socket.ino, index, &mut self.handshakes);
+            }
+        }
+        let events = |info: &SocketInfo| Events {
+            by_ino: by_ino.get(&info.ino),
+            by_ends: info.local.zip(info.peer).and_then(|ends| by_ends.get(&ends)),
+            handshakes: handshakes.get(&info.ino),
+        };
+        self.events = self.model.sockets.iter().map(events).collect();
+    }
+
+    fn events(&self, socket: SocketId) -> Events {
+        self.events.get(socket.0 as usize).copied().unwrap_or_default()
     }
 
     /// The longest time in `[start_ns, end_ns)` in which segments of the socket were lost again and again.
-    pub fn loss(&self, socket: &SocketInfo, start_ns: u64, end_ns: u64) -> Option<Interval> {
-        let by_ino = self.retransmits.get(&socket.ino).filter(|_| socket.ino != 0);
-        let by_ends = match (socket.local, socket.peer) {
-            (Some(local), Some(peer)) if !self.retransmits_by_ends.is_empty() => {
-                self.retransmits_by_ends.get(&(local, peer))
-            }
-            _ => None,
-        };
+    pub fn loss(&self, socket: SocketId, start_ns: u64, end_ns: u64) -> Option<Interval> {
+        let Events { by_ino, by_ends, .. } = self.events(socket);
+        let times = |index: Option<u32>| self.retransmits.get(index? as usize);
         let within = |times: &Vec<u64>| {
             let begin = times.partition_point(|time| *time < start_ns);
             let end = times.partition_point(|time| *time < end_ns);
             longest_loss(times.get(begin..end)?)
         };
-        [by_ino, by_ends].into_iter().flatten().filter_map(within).max_by_key(|loss| loss.len())
+        [times(by_ino), times(by_ends)].into_iter().flatten().filter_map(within).max_by_key(|loss| loss.len())
     }
 
     /// The handshake on this socket that was under way in `[start_ns, end_ns)`. A socket has one at a
     /// time, so the last one that began before the end is the one.
-    pub fn connecting(&self, ino: u64, start_ns: u64, end_ns: u64) -> Option<Connecting> {
-        let indices = self.handshakes.get(&ino)?;
+    pub fn connecting(&self, socket: SocketId, start_ns: u64, end_ns: u64) -> Option<Connecting> {
+        let indices = self.handshakes.get(self.events(socket).handshakes? as usize)?;
         let handshakes = &self.model.handshakes;
         let begun = indices.partition_point(|index| {
             handshakes.get(*index as usize).is_some_and(|handshake| handshake.start_ns < end_ns)
@@ -117,6 +135,32 @@ impl<'m> Context<'m> {
             None => queries.first().filter(|(time, _)| *time <= end_ns)?,
         };
         Some(query.1)
+    }
+}
+
+/// Numbers of lists by what their elements have in common.
+struct Index<K>(FastMap<K, u32>);
+
+impl<K> Default for Index<K> {
+    fn default() -> Index<K> {
+        Index(FastMap::default())
+    }
+}
+
+impl<K: Eq + Hash> Index<K> {
+    fn push<T>(&mut self, key: K, value: T, lists: &mut Vec<Vec<T>>) {
+        let next = lists.len() as u32;
+        let index = *self.0.entry(key).or_insert(next);
+        if index == next {
+            lists.push(Vec::new());
+        }
+        if let Some(list) = lists.get_mut(index as usize) {
+            list.push(value);
+        }
+    }
+
+    fn get(&self, key: &K) -> Option<u32> {
+        self.0.get(key).copied()
     }
 }
 

@@ -49,6 +49,8 @@ pub struct AnalysisOptions {
     /// Adds up stalls that no view by stacks tells apart, so that [`Analysis::merged`] has them in place of
     /// [`Analysis::stalls`]: a recording has few kinds of stalls and millions of them.
     pub merge_stalls: bool,
+    /// Leaves the tables of causes, stalls and sockets empty: a view by stacks does not show them.
+    pub only_stacks: bool,
 }
 
 /// Is told how much of the waits was analysed, and of how much.
@@ -120,6 +122,7 @@ pub fn analyse_with(
         context: &Context::new(&model),
         connects: &connects,
         each: !merge_stalls,
+        tables: !options.only_stacks,
     };
     let mut sums = pass.sum_up(&mut late, progress);
     // What they were packed into is not needed any more.

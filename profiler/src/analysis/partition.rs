@@ -128,12 +128,19 @@ fn share_out((index, wait): (u32, &WaitSpan), slots: &[Slot], span: Interval, pi
     if count == 0 || span.is_empty() {
         return;
     }
+    let inside = |time_ns: u64| time_ns > span.start_ns && time_ns < span.end_ns;
+    if let [slot] = slots
+        && ![slot.connected_ns, slot.retransmit.start_ns, slot.retransmit.end_ns].into_iter().any(inside)
+    {
+        // Nearly all waits: one socket, one cause.
+        let cause = slot.cause_at(span.start_ns);
+        keep(Some(piece(index, slot, cause, span, wait.waited_ns(span))), pieces);
+        return;
+    }
     let mut cuts = vec![span.start_ns, span.end_ns];
     for slot in slots {
-        let inside = |time: &u64| *time > span.start_ns && *time < span.end_ns;
-        cuts.extend(
-            [slot.connected_ns, slot.retransmit.start_ns, slot.retransmit.end_ns].into_iter().filter(inside),
-        );
+        let times = [slot.connected_ns, slot.retransmit.start_ns, slot.retransmit.end_ns];
+        cuts.extend(times.into_iter().filter(|time_ns| inside(*time_ns)));
     }
     cuts.sort_unstable();
     cuts.dedup();

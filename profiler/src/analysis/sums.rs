@@ -77,6 +77,8 @@ pub struct Pass<'m> {
     pub connects: &'m Connects,
     /// Keeps all stalls apart.
     pub each: bool,
+    /// Whether the tables of causes, stalls and sockets are wanted.
+    pub tables: bool,
 }
 
 impl Pass<'_> {
@@ -120,7 +122,9 @@ impl Pass<'_> {
         let (track, duplicates) = model.portion(stored, portion);
         let mut part = partition(self.context, &track);
         let mut sums = PortionSums { thread, duplicates, ..PortionSums::default() };
-        sums.tallies = Tallies::of(model, &track, &part.pieces);
+        if self.tables {
+            sums.tallies = Tallies::of(model, &track, &part.pieces);
+        }
         sums.take_stalls(self, thread, &track, &part);
         if !keeps_pieces {
             part.pieces = Vec::new();
@@ -299,7 +303,7 @@ impl Sums {
 pub(super) fn sums_of(model: &Model) -> Sums {
     let (context, connects) = (Context::new(model), Connects::new(model));
     let ends = super::far_end::FarEnds::new(model);
-    let pass = Pass { model, context: &context, connects: &connects, each: true };
+    let pass = Pass { model, context: &context, connects: &connects, each: true, tables: true };
     pass.sum_up(&mut Collector::new(&ends, model.whole()), &|_, _| ())
 }
 

@@ -208,14 +208,21 @@ pub(super) fn for_each_wait<K: Ord + Copy>(
     key: impl Fn(&Piece) -> Option<K>,
     mut take: impl FnMut(K, &WaitSpan, &[(u32, K, &Piece)], bool),
 ) {
-    let mut keyed: Vec<(u32, K, &Piece)> =
-        pieces.iter().filter_map(|piece| Some((piece.wait, key(piece)?, piece))).collect();
-    keyed.sort_by_key(|(wait, key, _)| (*wait, *key));
-    for group in keyed.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
-        let Some((index, key, _)) = group.first() else { continue };
-        let Some(wait) = track.waits.get(*index as usize) else { continue };
-        let held_ns = group.iter().map(|(_, _, piece)| piece.span.len()).fold(0, u64::saturating_add);
-        take(*key, wait, group, !is_part_of_a_call(model, track, *index, held_ns));
+    let mut by_wait: Vec<&Piece> = pieces.iter().collect();
+    // They are so already, unless waits overlap.
+    by_wait.sort_by_key(|piece| piece.wait);
+    let mut keyed: Vec<(u32, K, &Piece)> = Vec::new();
+    for pieces in by_wait.chunk_by(|a, b| a.wait == b.wait) {
+        // Nearly all waits have one piece.
+        keyed.clear();
+        keyed.extend(pieces.iter().filter_map(|piece| Some((piece.wait, key(piece)?, *piece))));
+        keyed.sort_by_key(|(_, key, _)| *key);
+        for group in keyed.chunk_by(|a, b| a.1 == b.1) {
+            let Some((index, key, _)) = group.first() else { continue };
+            let Some(wait) = track.waits.get(*index as usize) else { continue };
+            let held_ns = group.iter().map(|(_, _, piece)| piece.span.len()).fold(0, u64::saturating_add);
+            take(*key, wait, group, !is_part_of_a_call(model, track, *index, held_ns));
+        }
     }
 }
 

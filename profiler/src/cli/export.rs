@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::args::{ExportArgs, ExportFormat};
 use super::error::CliError;
-use super::load::load_analysis;
+use super::load::load_stacks;
 use super::output::{keep_inputs, write_output};
 use crate::render::RenderError;
 use crate::render::folded::fold_lines;
@@ -30,7 +30,7 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
 }
 
 fn export_folded(trace: &Path, output: Option<&Path>) -> Result<(), CliError> {
-    let analysis = load_analysis(trace, None)?;
+    let analysis = load_stacks(trace, None)?;
     write_output(output, |out| {
         let lines = fold_lines(&analysis, &FlameOptions::default())?;
         lines.iter().try_for_each(|line| writeln!(out, "{line}")).map_err(RenderError::from)

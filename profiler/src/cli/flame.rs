@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::args::{FilterArgs, FlameArgs};
 use super::error::CliError;
-use super::load::{leave, load_analysis};
+use super::load::{leave, load_stacks};
 use super::output::{keep_inputs, write_output};
 use crate::render::flame::write_svg;
 use crate::render::tree::{FlameOptions, View};
@@ -17,7 +17,7 @@ pub fn run(args: &FlameArgs) -> Result<(), CliError> {
     }
     let inputs = std::iter::once(&args.trace).chain(&args.topology).map(PathBuf::as_path);
     keep_inputs(args.output.as_deref(), inputs)?;
-    let analysis = load_analysis(&args.trace, args.topology.as_deref())?;
+    let analysis = load_stacks(&args.trace, args.topology.as_deref())?;
     let options = flame_options(args.view, &args.filter);
     write_output(args.output.as_deref(), |out| write_svg(&analysis, &options, out))?;
     leave(analysis);

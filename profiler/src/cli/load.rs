@@ -28,6 +28,14 @@ pub fn load_analysis(trace: &Path, topology: Option<&Path>) -> Result<Analysis, 
     load_with(trace, &AnalysisOptions { topology, merge_stalls: true, ..AnalysisOptions::default() })
 }
 
+/// The same for views by stacks, without the report's tables of causes, stalls and sockets.
+pub fn load_stacks(trace: &Path, topology: Option<&Path>) -> Result<Analysis, CliError> {
+    let topology = topology.map(load_topology).transpose()?;
+    let options =
+        AnalysisOptions { topology, merge_stalls: true, only_stacks: true, ..AnalysisOptions::default() };
+    load_with(trace, &options)
+}
+
 /// The same with all options.
 pub fn load_with(trace: &Path, options: &AnalysisOptions) -> Result<Analysis, CliError> {
     let progress = Progress::new(1);

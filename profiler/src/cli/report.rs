@@ -26,7 +26,8 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
         None => Thresholds::default(),
     };
     let topology = args.topology.as_deref().map(load_topology).transpose()?;
-    let analysis = load_with(&args.trace, &AnalysisOptions { topology, thresholds, merge_stalls: true })?;
+    let options = AnalysisOptions { topology, thresholds, merge_stalls: true, ..AnalysisOptions::default() };
+    let analysis = load_with(&args.trace, &options)?;
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
         ReportFormat::Text => {

@@ -319,6 +319,7 @@ impl Collector {
             self.find_verbs(pid, probes);
             self.find_marker(pid, probes);
         }
+        self.find_marker_again(probes);
     }
 
     /// The window is open: looks at Python stacks begin.
@@ -429,6 +430,9 @@ impl Collector {
         let mut symbolizer = symbolizer.unwrap_or_default();
         for (wait, registers) in pending {
             self.finish_wait(wait, registers, &mut symbolizer);
+        }
+        if let Some(row) = coverage::of_symbols(&symbolizer) {
+            self.write(Record::Coverage(row));
         }
         (self.writer, self.write_error, self.totals)
     }

@@ -4,13 +4,11 @@ use std::io::{self, Write};
 
 use crate::analysis::Analysis;
 use crate::render::RenderError;
-use crate::render::tree::{FlameOptions, fold_stalls};
+use crate::render::tree::{FlameOptions, fold_tree};
 
 /// The lines, sorted bytewise, without line ends. Equal stacks are one line.
 pub fn fold_lines(analysis: &Analysis, options: &FlameOptions) -> Result<Vec<String>, RenderError> {
-    let stacks = fold_stalls(analysis, options)?;
-    let mut lines: Vec<String> =
-        stacks.iter().map(|stack| format!("{} {}", stack.path(), stack.weight_ns)).collect();
+    let mut lines: Vec<String> = fold_tree(analysis, options)?.lines().collect();
     lines.sort_unstable();
     Ok(lines)
 }

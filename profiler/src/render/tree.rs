@@ -9,14 +9,15 @@
 //! Weights are stalled nanoseconds. Waiting for a CPU (`sched.runq`) is not stalled time and is left out
 //! unless it is asked for by name. By cause and by peer there is a second root, `queue pairs`, in time of queue pairs.
 
+mod fold;
+mod frames;
 mod gpu;
 mod label;
 mod place;
 mod queue;
 mod stack;
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -25,7 +26,10 @@ use crate::analysis::stall::Stall;
 use crate::model::cause::Cause;
 use crate::render::{RenderError, name};
 
-pub use label::Labels;
+use self::fold::Folder;
+pub use self::fold::{StackFolder, Words};
+pub use self::frames::{FrameTree, NodeId};
+pub use self::label::Labels;
 
 /// What the frames of a flame graph are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,15 +136,6 @@ impl WeightedStack {
         let names: Vec<&str> = self.frames.iter().map(|frame| frame.name.as_str()).collect();
         names.join(";")
     }
-
-    /// Takes in another one of the same path. Kinds can differ where names do not; which of the two comes first
-    /// must not matter.
-    fn take_in(&mut self, other: &WeightedStack) {
-        self.weight_ns += other.weight_ns;
-        for (known, other) in self.frames.iter_mut().zip(&other.frames) {
-            known.kind = known.kind.max(other.kind);
-        }
-    }
 }
 
 /// The stalls that `options` select, merged by equal frames and ordered by them.
@@ -148,40 +143,35 @@ impl WeightedStack {
 /// Fails where `options` name a rank or thread that the trace does not have, and where the weights add up
 /// to more than 2^63 ns.
 pub fn fold_stalls(analysis: &Analysis, options: &FlameOptions) -> Result<Vec<WeightedStack>, RenderError> {
+    Ok(fold_tree(analysis, options)?.stacks())
+}
+
+/// The same as a tree.
+pub fn fold_tree(analysis: &Analysis, options: &FlameOptions) -> Result<FrameTree, RenderError> {
     let pids = select_pids(analysis, options)?;
     check_thread(analysis, options)?;
     let labels = Labels::new(analysis);
-    let mut merged: BTreeMap<String, WeightedStack> = BTreeMap::new();
-    let mut total: u64 = 0;
-    for (site, weight_ns) in merge_sites(analysis, options, pids.as_ref()) {
-        total = total.saturating_add(weight_ns);
-        if total > i64::MAX as u64 {
-            return Err(RenderError::TooLarge);
-        }
-        let stack = WeightedStack { frames: frames_of(analysis, options, &labels, &site), weight_ns };
-        // Different sites can have the same frames: two stacks of one function, a name cut to its limit.
-        match merged.entry(stack.path()) {
-            Entry::Occupied(known) => known.into_mut().take_in(&stack),
-            Entry::Vacant(place) => drop(place.insert(stack)),
+    let mut tree = FrameTree::default();
+    let mut folder = Folder::new(analysis, options, &labels);
+    for (stall, _) in analysis.stall_sums() {
+        if is_selected(stall, options, pids.as_ref()) {
+            let leaf = folder.leaf_of(&mut tree, stall);
+            tree.add(leaf, stall.weight_ns);
         }
     }
-    // Time of queue pairs and of GPUs, in the order of their frames, as the rest.
+    // Time of queue pairs and of GPUs.
     let others = queue::stacks(analysis, options).into_iter();
     for stack in others.chain(gpu::stacks(analysis, options, &labels, pids.as_ref())) {
-        total = total.saturating_add(stack.weight_ns);
-        if total > i64::MAX as u64 {
-            return Err(RenderError::TooLarge);
-        }
-        match merged.entry(stack.path()) {
-            Entry::Occupied(known) => known.into_mut().take_in(&stack),
-            Entry::Vacant(place) => drop(place.insert(stack)),
-        }
+        let leaf = tree.descend(NodeId::ROOT, &stack.frames);
+        tree.add(leaf, stack.weight_ns);
     }
-    Ok(merged.into_values().collect())
+    if tree.total_ns() > i64::MAX as u64 {
+        return Err(RenderError::TooLarge);
+    }
+    Ok(tree)
 }
 
-/// Everything of a stall that can show in a frame. A recording has millions of stalls and few sites, so
-/// frames are built once a site.
+/// Everything of a stall that can show in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Site<'a> {
     pid: u32,
@@ -216,22 +206,6 @@ impl<'a> Site<'a> {
 /// The frames of one stall in the stack view, root first.
 pub fn stall_frames(analysis: &Analysis, labels: &Labels, stall: &Stall) -> Vec<ViewFrame> {
     frames_of(analysis, &FlameOptions::default(), labels, &Site::of(stall))
-}
-
-fn merge_sites<'a>(
-    analysis: &'a Analysis,
-    options: &FlameOptions,
-    pids: Option<&HashSet<u32>>,
-) -> HashMap<Site<'a>, u64> {
-    let mut sites: HashMap<Site<'a>, u64> = HashMap::new();
-    for (stall, _) in analysis.stall_sums() {
-        if !is_selected(stall, options, pids) {
-            continue;
-        }
-        let weight = sites.entry(Site::of(stall)).or_default();
-        *weight = weight.saturating_add(stall.weight_ns);
-    }
-    sites
 }
 
 fn is_selected(stall: &Stall, options: &FlameOptions, pids: Option<&HashSet<u32>>) -> bool {

@@ -5,7 +5,7 @@
 //! addresses and [`MAX_ROWS`] unwind rows, forgotten all together when there are more.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +31,9 @@ const MAX_NAMES: usize = 8192;
 /// Of all names together, bytes.
 const MAX_NAMES_SIZE: usize = 8 << 20;
 const MAX_ROWS: usize = 8192;
+/// Replaced files that are told.
+const MAX_REPLACED: usize = 64;
+const DELETED: &[u8] = b" (deleted)";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FileId(u32);
@@ -52,9 +55,16 @@ pub(super) struct Files {
     cache: Cache,
     rows: HashMap<(FileId, u64), Option<Arc<Row>>>,
     context: UnwindContext<usize>,
+    /// Names of files that were replaced.
+    replaced: BTreeSet<String>,
 }
 
 impl Files {
+    /// Mapped files in whose place the disk has another one, or none, and that cannot be read any more.
+    pub(super) fn replaced(&self) -> &BTreeSet<String> {
+        &self.replaced
+    }
+
     /// The file behind a mapping of `pid`. `None` where it cannot be opened or is no ELF file.
     pub(super) fn open(&mut self, pid: u32, mapping: &Mapping) -> Option<FileId> {
         if mapping.path == b"[vdso]" {
@@ -72,7 +82,16 @@ impl Files {
             // Written to since: what was read of it no longer holds.
             self.remove(id);
         }
-        let (source, identity) = open_mapped(pid, mapping)?;
+        let (source, identity) = match open_mapped(pid, mapping) {
+            Ok(opened) => opened,
+            Err(NotOpened::Gone) => return None,
+            Err(NotOpened::Replaced) => {
+                if self.replaced.len() < MAX_REPLACED {
+                    self.replaced.insert(mapping.module());
+                }
+                return None;
+            }
+        };
         let elf = Elf::parse(source)?;
         Some(self.insert(elf, Some(identity), Some(key), &mapping.path))
     }
@@ -200,23 +219,41 @@ impl Files {
     }
 }
 
+/// Why the file of a mapping cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotOpened {
+    /// Its place has another file, or none.
+    Replaced,
+    /// The process is gone, or its file cannot be reached.
+    Gone,
+}
+
 /// Opens the file of a mapping: by the link that the kernel keeps for it, else by its path, if that still
 /// leads to the same file.
-pub(super) fn open_mapped(pid: u32, mapping: &Mapping) -> Option<(Source, Identity)> {
+pub(super) fn open_mapped(pid: u32, mapping: &Mapping) -> Result<(Source, Identity), NotOpened> {
     let link = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
     if let Ok(opened) = Source::open(Path::new(&link)) {
-        return Some(opened);
+        return Ok(opened);
     }
+    open_by_path(pid, mapping)
+}
+
+fn open_by_path(pid: u32, mapping: &Mapping) -> Result<(Source, Identity), NotOpened> {
+    // What the kernel writes behind the path of a file that has it no more.
+    let has_name =
+        ![&b"/memfd:"[..], b"/dev/zero", b"/SYSV"].iter().any(|start| mapping.path.starts_with(start));
+    let is_deleted = has_name && mapping.path.ends_with(DELETED);
+    let missing = if is_deleted { NotOpened::Replaced } else { NotOpened::Gone };
     let path = Path::new(std::ffi::OsStr::from_bytes(&mapping.path));
-    let file = rooted::open(&ProcRoot::default(), pid, path).ok()?;
-    let (source, identity) = Source::of(file).ok()?;
+    let file = rooted::open(&ProcRoot::default(), pid, path).map_err(|_| missing)?;
+    let (source, identity) = Source::of(file).map_err(|_| missing)?;
     let device = libc::makedev(mapping.device.0, mapping.device.1);
     if identity.ino == mapping.inode && identity.dev == device {
-        return Some((source, identity));
+        return Ok((source, identity));
     }
     // Some file systems show other numbers in a memory map. Or another file was put in the place of the mapped one.
-    let elf = Elf::parse(source)?;
-    is_what_is_mapped(pid, mapping, &elf).then_some((elf.source, identity))
+    let elf = Elf::parse(source).ok_or(NotOpened::Replaced)?;
+    if is_what_is_mapped(pid, mapping, &elf) { Ok((elf.source, identity)) } else { Err(NotOpened::Replaced) }
 }
 
 /// Whether the process has the file's build id in its memory, at the place where this file would have it.
@@ -266,6 +303,57 @@ mod tests {
         assert_eq!(files.open(pid, &other), None);
         let other = Mapping { device: (mapping.device.0 + 1, mapping.device.1), ..mapping };
         assert_eq!(files.open(pid, &other), None);
+    }
+
+    /// A program that sleeps, and the mapping of its code.
+    fn sleeping(path: &Path) -> (std::process::Child, Mapping) {
+        let child = std::process::Command::new(path).arg("60").spawn().unwrap();
+        let mapping = loop {
+            let mappings = crate::symbols::maps::read(child.id()).unwrap_or_default();
+            let own = |mapping: &Mapping| mapping.path == path.as_os_str().as_bytes();
+            if let Some(mapping) = mappings.into_iter().find(own) {
+                break mapping;
+            }
+        };
+        (child, mapping)
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_not_misread_and_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        std::fs::copy("/bin/sleep", &path).unwrap();
+        let (mut child, mapping) = sleeping(&path);
+        let pid = child.id();
+        assert!(open_by_path(pid, &mapping).is_ok());
+        // As a package manager does it: a new file, and then its name.
+        let other = compile(folder.path(), "chain.c", &["-O2", "-Wl,--build-id"]);
+        std::fs::rename(other, &path).unwrap();
+        assert_eq!(open_by_path(pid, &mapping).map(drop), Err(NotOpened::Replaced));
+        let deleted = Mapping { path: [&mapping.path, DELETED].concat(), ..mapping.clone() };
+        assert_eq!(open_by_path(pid, &deleted).map(drop), Err(NotOpened::Replaced));
+        // The same file under another number is taken by the build id in the process's memory.
+        std::fs::copy("/bin/sleep", folder.path().join("again")).unwrap();
+        std::fs::rename(folder.path().join("again"), &path).unwrap();
+        assert!(open_by_path(pid, &mapping).is_ok());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_replaced_file_without_a_link_of_the_kernel_s_is_told_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = compile(folder.path(), "chain.c", &["-O2"]);
+        let pid = std::process::id();
+        let mapping = mapping_of(&path);
+        let mut files = Files::default();
+        let other = Mapping { inode: mapping.inode + 1, ..mapping.clone() };
+        assert_eq!(files.open(pid, &other), None);
+        assert_eq!(files.replaced().iter().map(String::as_str).collect::<Vec<_>>(), [mapping.module()]);
+        // One that cannot be reached at all may still be there.
+        let mut files = Files::default();
+        let other = Mapping { path: b"/nowhere/at/all".to_vec(), ..mapping };
+        assert_eq!((files.open(pid, &other), files.replaced().len()), (None, 0));
     }
 
     #[test]

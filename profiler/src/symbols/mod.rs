@@ -142,6 +142,12 @@ impl Symbolizer {
         self.unresolved_frames
     }
 
+    /// Names of files that processes have mapped, in whose place the disk has another file or none, and that cannot be
+    /// read any more: their functions have no names, and nothing is read from the wrong file.
+    pub fn replaced_files(&self) -> impl Iterator<Item = &str> {
+        self.modules.replaced()
+    }
+
     /// Stacks so far whose outermost frame is not the thread's start.
     pub fn truncated_stacks(&self) -> u64 {
         self.truncated_stacks

@@ -65,6 +65,11 @@ impl Modules {
         self.processes.remove(&pid);
     }
 
+    /// Names of mapped files that were replaced on disk and cannot be read any more.
+    pub(super) fn replaced(&self) -> impl Iterator<Item = &str> {
+        self.files.replaced().iter().map(String::as_str)
+    }
+
     /// The process's address space; a process that is not known yet is added.
     pub(super) fn space(&mut self, pid: u32) -> Space<'_> {
         if !self.processes.contains_key(&pid) {

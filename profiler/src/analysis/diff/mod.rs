@@ -25,9 +25,10 @@ use self::course::Course;
 use self::document::{Diff, Normaliser, SCHEMA, Side};
 use self::name::PeerNames;
 use self::portion::Portion;
-use self::profile::{Profile, Stacks};
+use self::profile::Profile;
 use self::reduce::Reducer;
 use self::series::Series;
+use self::stacks::Sides;
 use self::table::Tables;
 use super::OnProgress;
 use super::connects::Connects;
@@ -75,7 +76,7 @@ pub fn compare(before: &[Profile], after: &[Profile]) -> Diff {
         _ => total(side).round(),
     });
     let sums = (sums[0], sums[1]);
-    let stacks = stacks::compare(&merged(before, &peers), &merged(after, &peers), sums);
+    let stacks = stacks::compare(&both_stacks(before, after, &peers), sums);
     let draws = (draws(before, 0), draws(after, 1));
     let tables = Tables { before, after, units: &units, sums, draws: &draws, peers: &peers };
     let causes = tables.causes(&stacks.causes);
@@ -109,13 +110,11 @@ fn total(side: &[Series]) -> f64 {
     side.iter().flatten().sum()
 }
 
-fn merged(side: &[Profile], peers: &PeerNames<'_>) -> Stacks {
-    let mut merged = Stacks::new();
-    for (key, weight_ns) in side.iter().flat_map(|profile| profile.stacks(peers)) {
-        let sum = merged.entry(key).or_default();
-        *sum = sum.saturating_add(weight_ns);
-    }
-    merged
+fn both_stacks(before: &[Profile], after: &[Profile], peers: &PeerNames<'_>) -> Sides {
+    let mut sides = Sides::default();
+    before.iter().for_each(|profile| profile.add_stacks(peers, stacks::Side::Before, &mut sides));
+    after.iter().for_each(|profile| profile.add_stacks(peers, stacks::Side::After, &mut sides));
+    sides
 }
 
 fn side(profiles: &[Profile], units: f64) -> Side {

@@ -1,11 +1,13 @@
 //! What a [`Reducer`](super::reduce::Reducer) takes in of one portion of a thread's waits, made on another thread:
 //! whatever needs no more than the portion.
 
+use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
 use profiler_common::{Api, Call};
 
 use super::course::Course;
+use super::series::{SLICES, Series};
 use crate::analysis::connects::Connects;
 use crate::analysis::dns_wait::DnsWait;
 use crate::analysis::partition::{Piece, ThreadPartition, clipped};
@@ -50,7 +52,9 @@ pub(super) struct SiteSum {
 pub struct Portion {
     pub(super) pid: u32,
     pub(super) tid: u32,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) stalled_ns: u64,
+    /// By cause and slice.
+    pub(super) causes: BTreeMap<Cause, Series>,
     /// In the order in which they were first seen, without those of `dns_waits`.
     pub(super) sites: Vec<SiteSum>,
     /// Waits that came to an end, in order, with the index of their site in `recurring`.
@@ -99,9 +103,21 @@ impl Portion {
                 portion.counted.push((at, clipped(track, wait)));
             }
         }
+        portion.weigh(course, &part.pieces);
         portion.take_sockets(model, course, track, &part.pieces);
-        portion.pieces = part.pieces;
         portion
+    }
+
+    /// Adds the pieces to their causes' course over time.
+    fn weigh(&mut self, course: &Course, pieces: &[Piece]) {
+        for group in pieces.chunk_by(|a, b| a.cause == b.cause) {
+            let Some(cause) = group.first().map(|piece| piece.cause) else { continue };
+            let series = self.causes.entry(cause).or_insert([0.0; SLICES]);
+            for piece in group {
+                self.stalled_ns = self.stalled_ns.saturating_add(piece.weight_ns);
+                course.spread(series, piece.span, piece.weight_ns as f64);
+            }
+        }
     }
 
     /// Waits on peers as the report's table of sockets counts them: one for each peer that had a part of it, with

@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::course::{Course, Iterations};
 use super::name::{PeerNames, plain_frames};
 use super::series::{Durations, SLICES, Series};
+use super::stacks::{Side, Sides};
 use crate::analysis::Analysis;
 use crate::analysis::report::TraceState;
 use crate::analysis::stall::Stall;
 use crate::model::cause::Cause;
-use crate::render::tree::{Labels, stall_frames};
+use crate::render::tree::{Labels, StackFolder, Words, stall_frames};
 
 /// Waits on a peer in one direction.
 #[derive(Clone, Debug)]
@@ -28,9 +29,6 @@ pub struct Repeat {
     pub site: Stall,
     pub counts: Box<Series>,
 }
-
-/// Stalled nanoseconds by cause and frames, outermost frame first.
-pub type Stacks = BTreeMap<(Cause, Vec<String>), u64>;
 
 /// One recording.
 #[derive(Clone, Debug, Default)]
@@ -68,17 +66,16 @@ impl Profile {
         of_sites.chain(self.sockets.iter().map(|row| row.peer.as_str()))
     }
 
-    /// The stalls by frames that another run has too.
-    pub fn stacks(&self, peers: &PeerNames<'_>) -> Stacks {
+    /// Adds the stalls by frames that another run has too.
+    pub fn add_stacks(&self, peers: &PeerNames<'_>, side: Side, sides: &mut Sides) {
         let labels = Labels::without_ids(&self.names, &self.sites);
-        let mut stacks = Stacks::new();
+        let peer = |peer: &str| peers.name(peer);
+        let words = Words { frames: &plain_frames, peer: &peer };
+        let mut folder = StackFolder::new(&self.names, &labels, false, Some(words));
         for site in &self.sites {
-            let plain = Stall { peer: peers.name(&site.peer), ..site.clone() };
-            let frames = plain_frames(&stall_frames(&self.names, &labels, &plain));
-            let weight = stacks.entry((site.cause, frames)).or_default();
-            *weight = weight.saturating_add(site.weight_ns);
+            let leaf = folder.leaf_of(&mut sides.tree, site);
+            sides.add(side, site.cause, leaf, site.weight_ns);
         }
-        stacks
     }
 
     /// The call sites by frames and peer, with the waits that ended in each slice; and the CPU time of their
@@ -132,4 +129,69 @@ impl CallSites {
 /// Process and thread of a call site.
 pub fn thread_of(site: &[String]) -> &[String] {
     site.get(..2).unwrap_or(site)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+    use crate::trace::record::{Frame, Space, Stack};
+
+    #[test]
+    fn stacks_that_are_put_into_words_once_are_those_of_each_call_site() {
+        let mut random = Random(3);
+        let mut profile = Profile::default();
+        let names = ["main", "worker3", "jit_0x7f12aa0010", "poll", "a;b", ""];
+        for id in 1..9 {
+            let frames = (0..random.below(5)).map(|_| Frame {
+                function: names[random.below(names.len())].to_owned(),
+                module: "libc.so.6".to_owned(),
+                offset: 7,
+            });
+            let frames = frames.collect();
+            let (space, truncated) = (Space::User, random.below(3) == 0);
+            profile.names.stacks.insert(id, Stack { id, space, frames, truncated });
+        }
+        for id in 0..4 {
+            profile.names.processes.insert(id, ["python3", "pool-7"][random.below(2)].to_owned());
+            profile.names.threads.insert(id, ["python3", "pool-7", "pool-8", ""][random.below(4)].to_owned());
+        }
+        for _ in 0..300 {
+            profile.sites.push(Stall {
+                pid: random.below(4) as u32,
+                tid: random.below(4) as u32,
+                cause: [Cause::SockRecv, Cause::TcpConnect][random.below(2)],
+                peer: ["10.0.0.1:80", "10.0.0.2:40001", "10.0.0.2:40002", ""][random.below(4)].to_owned(),
+                detail: ["", "refused 3"][random.below(2)].to_owned(),
+                start_ns: 0,
+                end_ns: 0,
+                weight_ns: random.below(1000) as u64,
+                in_flight: false,
+                began_earlier: false,
+                user_stack: random.below(10) as u64,
+                kernel_stack: 0,
+                api: "",
+                call: ["poll", "recvfrom"][random.below(2)],
+            });
+        }
+        let known = profile.peers().filter(|peer| peer.ends_with('1')).collect();
+        let peers = PeerNames::new(&known, &known);
+        let labels = Labels::without_ids(&profile.names, &profile.sites);
+        let (mut plain, mut sides) = (Sides::default(), Sides::default());
+        for site in &profile.sites {
+            let named = Stall { peer: peers.name(&site.peer), ..site.clone() };
+            let names = plain_frames(&stall_frames(&profile.names, &labels, &named));
+            let kind = crate::render::tree::FrameKind::User;
+            let frames = names.into_iter().map(|name| crate::render::tree::ViewFrame { name, kind });
+            let frames: Vec<_> = frames.collect();
+            let leaf = plain.tree.descend(crate::render::tree::NodeId::ROOT, &frames);
+            plain.add(Side::After, site.cause, leaf, site.weight_ns);
+        }
+        profile.add_stacks(&peers, Side::After, &mut sides);
+        let units = (1.0, 1.0);
+        let (told, expected) =
+            (super::super::stacks::compare(&sides, units), super::super::stacks::compare(&plain, units));
+        assert!(told.rows.len() > 20);
+        assert_eq!(told, expected);
+    }
 }

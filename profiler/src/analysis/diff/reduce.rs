@@ -1,6 +1,7 @@
 //! From the waits of a recording to its [`Profile`], thread by thread and piece by piece, so that no more of them
 //! are in memory than are handed over at a time.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
@@ -14,7 +15,6 @@ use crate::analysis::Analysis;
 use crate::analysis::dns;
 use crate::analysis::dns_wait::DnsWait;
 use crate::analysis::hops;
-use crate::analysis::partition::Piece;
 use crate::analysis::report::TraceState;
 use crate::analysis::stall::Stall;
 use crate::analysis::stalls::Detail;
@@ -76,7 +76,7 @@ pub struct Reducer {
     repeats: FastMap<Site, Counts>,
     causes: BTreeMap<Cause, Series>,
     /// By peer and whether it is sent to.
-    sockets: BTreeMap<(NameId, bool), Durations>,
+    sockets: FastMap<(NameId, bool), Durations>,
     places: Places,
     dns_waits: Vec<(DnsWait, Site)>,
     dns_ids: FastMap<(u32, u32, u64, Call), u32>,
@@ -91,7 +91,11 @@ impl Reducer {
 
     /// Takes in what one thread waited for. The waits of a thread may come in several portions, in order of time.
     pub fn take(&mut self, model: &Model, portion: &Portion) {
-        portion.pieces.iter().for_each(|piece| self.weigh(piece));
+        self.stalled_ns = self.stalled_ns.saturating_add(portion.stalled_ns);
+        for (cause, series) in &portion.causes {
+            let sums = self.causes.entry(*cause).or_insert([0.0; SLICES]);
+            sums.iter_mut().zip(series).for_each(|(sum, part)| *sum += part);
+        }
         for (told, site) in &portion.dns_waits {
             let site = self.site(model, portion, site);
             if self.dns_waits.len() < DNS_WAITS_MAX {
@@ -108,17 +112,14 @@ impl Reducer {
         }
         self.count(model, portion);
         for (key, slice, duration_ns) in &portion.sockets {
-            if self.sockets.len() < SOCKETS_MAX || self.sockets.contains_key(key) {
-                self.sockets.entry(*key).or_default().add(*slice, *duration_ns, &mut self.places);
-            }
+            let is_full = self.sockets.len() >= SOCKETS_MAX;
+            let durations = match self.sockets.entry(*key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(_) if is_full => continue,
+                Entry::Vacant(new) => new.insert(Durations::default()),
+            };
+            durations.add(*slice, *duration_ns, &mut self.places);
         }
-    }
-
-    /// Adds a piece to its cause's course over time.
-    fn weigh(&mut self, piece: &Piece) {
-        self.stalled_ns = self.stalled_ns.saturating_add(piece.weight_ns);
-        let series = self.causes.entry(piece.cause).or_insert([0.0; SLICES]);
-        self.course.spread(series, piece.span, piece.weight_ns as f64);
     }
 
     fn site(&mut self, model: &Model, portion: &Portion, site: &portion::Site) -> Site {
@@ -186,11 +187,15 @@ impl Reducer {
             counts: counts.series,
         };
         let repeats = repeats.into_iter().map(repeat).collect();
-        let sockets = self.sockets.into_iter().map(|((peer, writes), durations)| SocketWaits {
-            peer: model.names.name(peer).to_owned(),
-            direction: if writes { "send" } else { "recv" },
-            durations,
+        let mut sockets: Vec<_> = self.sockets.into_iter().collect();
+        sockets.sort_unstable_by_key(|(key, _)| *key);
+        let sockets = sockets.into_iter().map(|((peer, writes), mut durations)| {
+            durations.finish(&mut self.places);
+            let direction = if writes { "send" } else { "recv" };
+            SocketWaits { peer: model.names.name(peer).to_owned(), direction, durations }
         });
+        let sockets = sockets.collect();
+        let hops = round_trips(&model, &self.course, &mut self.places);
         let threads = model.threads.iter().map(|thread| &thread.track);
         Profile {
             duration_ns: model.whole().len(),
@@ -200,8 +205,8 @@ impl Reducer {
             lost_events: model.lost_events(),
             environment: environment(&model),
             causes: self.causes,
-            sockets: sockets.collect(),
-            hops: round_trips(&model, &self.course, &mut self.places),
+            sockets,
+            hops,
             course: self.course,
             sites,
             repeats,
@@ -289,5 +294,6 @@ fn round_trips(model: &Model, course: &Course, places: &mut Places) -> BTreeMap<
             places,
         );
     }
+    hops.values_mut().for_each(|durations| durations.finish(places));
     hops
 }

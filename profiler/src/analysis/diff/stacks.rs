@@ -3,11 +3,12 @@
 //! A figure of a stack is a whole number of nanoseconds per unit, cut from the running sum over all stacks in order,
 //! so that stacks add up to their cause, causes to the total and children to their parent, exactly.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::document::{StackChange, StackState, delta_ns};
-use super::profile::Stacks;
+use crate::hash::FastMap;
 use crate::model::cause::Cause;
+use crate::render::tree::{FrameTree, NodeId};
 
 /// Stacks that are told one by one; the rest are added to one more a cause.
 pub const STACKS_MAX: usize = 10_000;
@@ -45,17 +46,70 @@ impl Scale {
     }
 }
 
+/// The stacks of both sides in one tree, so that what they have in common is there once.
+#[derive(Clone, Debug, Default)]
+pub struct Sides {
+    pub tree: FrameTree,
+    sums: FastMap<(Cause, NodeId), [Option<u64>; 2]>,
+}
+
+/// Of which side a stack is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Before,
+    After,
+}
+
+/// Both weights of a stack; `None`: the side does not have it.
+type Weights = [Option<u64>; 2];
+
+impl Sides {
+    /// Adds to the weight of the stack that ends in `leaf`, a frame of [`Sides::tree`].
+    pub fn add(&mut self, side: Side, cause: Cause, leaf: NodeId, weight_ns: u64) {
+        let weights = self.sums.entry((cause, leaf)).or_default();
+        if let Some(weight) = weights.get_mut(side as usize) {
+            *weight = Some(weight.unwrap_or(0).saturating_add(weight_ns));
+        }
+    }
+
+    fn path(&self, leaf: NodeId) -> Vec<String> {
+        self.tree.path(leaf).into_iter().map(str::to_owned).collect()
+    }
+
+    /// No more than [`STACKS_MAX`] stacks in order: the heaviest by themselves, the rest as one a cause.
+    fn cut(&self) -> BTreeMap<(Cause, Vec<String>), Weights> {
+        let mut all: Vec<_> = self.sums.iter().collect();
+        if all.len() > STACKS_MAX {
+            let weight =
+                |weights: &Weights| weights.iter().flatten().fold(0, |sum: u64, w| sum.saturating_add(*w));
+            all.sort_unstable_by(|(a, one), (b, two)| {
+                let by_path = || (a.0, self.tree.path(a.1)).cmp(&(b.0, self.tree.path(b.1)));
+                weight(two).cmp(&weight(one)).then_with(by_path)
+            });
+        }
+        let (kept, rest) = all.split_at_checked(STACKS_MAX).unwrap_or((&all, &[]));
+        let mut rows: BTreeMap<(Cause, Vec<String>), Weights> =
+            kept.iter().map(|((cause, leaf), weights)| ((*cause, self.path(*leaf)), **weights)).collect();
+        for ((cause, _), weights) in rest {
+            let row = rows.entry((*cause, vec![REST.to_owned(), format!("[{cause}]")])).or_default();
+            for (sum, weight) in row.iter_mut().zip(*weights) {
+                if let Some(weight) = weight {
+                    *sum = Some(sum.unwrap_or(0).saturating_add(*weight));
+                }
+            }
+        }
+        rows
+    }
+}
+
 /// Puts both sides side by side. `units` are how many of the unit each side has.
-pub fn compare(before: &Stacks, after: &Stacks, units: (f64, f64)) -> StackTable {
-    let (before, after) = cut(before, after);
-    let keys: BTreeSet<&(Cause, Vec<String>)> = before.keys().chain(after.keys()).collect();
+pub fn compare(sides: &Sides, units: (f64, f64)) -> StackTable {
     let (mut old, mut new) = (Scale::new(units.0), Scale::new(units.1));
     let mut table = StackTable::default();
-    for key in keys {
-        let (one, two) = (before.get(key), after.get(key));
-        let before_ns = old.next(one.copied().unwrap_or(0));
-        let after_ns = new.next(two.copied().unwrap_or(0));
-        let sums = table.causes.entry(key.0).or_default();
+    for ((cause, stack), [one, two]) in sides.cut() {
+        let before_ns = old.next(one.unwrap_or(0));
+        let after_ns = new.next(two.unwrap_or(0));
+        let sums = table.causes.entry(cause).or_default();
         sums.0 = sums.0.saturating_add(before_ns);
         sums.1 = sums.1.saturating_add(after_ns);
         let state = match (one, two) {
@@ -64,7 +118,7 @@ pub fn compare(before: &Stacks, after: &Stacks, units: (f64, f64)) -> StackTable
             _ => StackState::Both,
         };
         let delta_ns = delta_ns(before_ns, after_ns);
-        table.rows.push(StackChange { stack: key.1.clone(), before_ns, after_ns, delta_ns, state });
+        table.rows.push(StackChange { stack, before_ns, after_ns, delta_ns, state });
     }
     table.rows.sort_by(|a, b| {
         (b.delta_ns.unsigned_abs(), b.before_ns, &a.stack).cmp(&(
@@ -74,35 +128,6 @@ pub fn compare(before: &Stacks, after: &Stacks, units: (f64, f64)) -> StackTable
         ))
     });
     table
-}
-
-/// Both sides with no more than [`STACKS_MAX`] stacks: the heaviest by themselves, the rest as one a cause.
-fn cut(before: &Stacks, after: &Stacks) -> (Stacks, Stacks) {
-    let mut weights: BTreeMap<&(Cause, Vec<String>), u64> = BTreeMap::new();
-    for (key, weight) in before.iter().chain(after) {
-        let sum = weights.entry(key).or_default();
-        *sum = sum.saturating_add(*weight);
-    }
-    if weights.len() <= STACKS_MAX {
-        return (before.clone(), after.clone());
-    }
-    let mut heaviest: Vec<_> = weights.into_iter().collect();
-    heaviest.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
-    let kept: BTreeSet<_> = heaviest.iter().take(STACKS_MAX).map(|(key, _)| *key).collect();
-    let cut_side = |side: &Stacks| {
-        let mut cut = Stacks::new();
-        for (key, weight) in side {
-            let to = if kept.contains(key) {
-                key.clone()
-            } else {
-                (key.0, vec![REST.to_owned(), format!("[{}]", key.0)])
-            };
-            let sum = cut.entry(to).or_default();
-            *sum = sum.saturating_add(*weight);
-        }
-        cut
-    };
-    (cut_side(before), cut_side(after))
 }
 
 /// A frame with everything below it. Its figures are inclusive: they are the sums of its children's, and those of
@@ -147,6 +172,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::render::tree::{FrameKind, ViewFrame};
+
+    type Stacks = BTreeMap<(Cause, Vec<String>), u64>;
+
+    fn compare(before: &Stacks, after: &Stacks, units: (f64, f64)) -> StackTable {
+        let mut sides = Sides::default();
+        for (side, stacks) in [(Side::Before, before), (Side::After, after)] {
+            for ((cause, path), weight_ns) in stacks {
+                let frames: Vec<ViewFrame> =
+                    path.iter().map(|name| ViewFrame::new(name, FrameKind::User)).collect();
+                let leaf = sides.tree.descend(NodeId::ROOT, &frames);
+                sides.add(side, *cause, leaf, *weight_ns);
+            }
+        }
+        super::compare(&sides, units)
+    }
 
     fn stacks(rows: &[(Cause, &str, u64)]) -> Stacks {
         let path = |text: &str| text.split(';').map(str::to_owned).collect();

@@ -1,5 +1,7 @@
 //! The tables of a diff: total, causes, sockets and hops.
 
+use std::borrow::Cow;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bootstrap::{self, Draws, Ratio, Spread, holm};
@@ -23,6 +25,15 @@ pub(super) struct Tables<'d> {
     pub sums: (f64, f64),
     pub draws: &'d (Draws, Draws),
     pub peers: &'d PeerNames<'d>,
+}
+
+/// Durations of one recording by row.
+type Rows<'p, K> = BTreeMap<K, Cow<'p, Durations>>;
+
+fn round_trips(side: &[Profile]) -> Vec<Rows<'_, &str>> {
+    side.iter()
+        .map(|profile| profile.hops.iter().map(|(peer, one)| (peer.as_str(), Cow::Borrowed(one))).collect())
+        .collect()
 }
 
 /// A row of medians before it is known whether it counts.
@@ -86,10 +97,7 @@ impl Tables<'_> {
     }
 
     pub(super) fn sockets(&self, total: &Change) -> Vec<SocketChange> {
-        let side = |profiles: &[Profile]| -> Vec<BTreeMap<(String, &'static str), Durations>> {
-            profiles.iter().map(|profile| self.socket_waits(profile)).collect()
-        };
-        let (old, new) = (side(self.before), side(self.after));
+        let (old, new) = (self.socket_waits(self.before), self.socket_waits(self.after));
         let rows = self.medians(&old, &new);
         let p: Vec<f64> = rows.iter().map(|(_, row)| row.spread.p).collect();
         let unlikely = holm(&p, LEVEL);
@@ -130,28 +138,31 @@ impl Tables<'_> {
         sockets
     }
 
-    fn socket_waits(&self, profile: &Profile) -> BTreeMap<(String, &'static str), Durations> {
-        let mut rows: BTreeMap<(String, &'static str), Durations> = BTreeMap::new();
-        for row in &profile.sockets {
-            rows.entry((self.peers.name(&row.peer), row.direction)).or_default().merge(&row.durations);
-        }
-        rows
+    fn socket_waits<'p>(&self, side: &'p [Profile]) -> Vec<Rows<'p, (String, &'static str)>> {
+        let rows = |profile: &'p Profile| {
+            let mut rows: Rows<'p, (String, &'static str)> = BTreeMap::new();
+            for row in &profile.sockets {
+                match rows.entry((self.peers.name(&row.peer), row.direction)) {
+                    Entry::Vacant(new) => drop(new.insert(Cow::Borrowed(&row.durations))),
+                    Entry::Occupied(known) => known.into_mut().to_mut().merge(&row.durations),
+                }
+            }
+            rows
+        };
+        side.iter().map(rows).collect()
     }
 
     pub(super) fn hops(&self) -> Vec<HopChange> {
-        let side = |profiles: &[Profile]| -> Vec<BTreeMap<String, Durations>> {
-            profiles.iter().map(|profile| profile.hops.clone()).collect()
-        };
-        let rows = self.medians(&side(self.before), &side(self.after));
+        let rows = self.medians(&round_trips(self.before), &round_trips(self.after));
         let p: Vec<f64> = rows.iter().map(|(_, row)| row.spread.p).collect();
         let unlikely = holm(&p, LEVEL);
-        let hop = |((peer, row), unlikely): ((String, MedianRow), bool)| {
+        let hop = |((peer, row), unlikely): ((&str, MedianRow), bool)| {
             let matters = row
                 .before
                 .zip(row.after)
                 .is_some_and(|(before, after)| Effect { before, after, of_total: None }.matters(0.0));
             HopChange {
-                peer,
+                peer: peer.to_owned(),
                 rack: None,
                 before_p50_ns: row.before.map(whole),
                 after_p50_ns: row.after.map(whole),
@@ -165,13 +176,9 @@ impl Tables<'_> {
 
     /// Medians of both sides by key, in the order of keys, of those with the most durations. What is tested is the
     /// mean of the medians of the slices, by the number of their durations.
-    fn medians<K: Ord + Clone>(
-        &self,
-        old: &[BTreeMap<K, Durations>],
-        new: &[BTreeMap<K, Durations>],
-    ) -> Vec<(K, MedianRow)> {
+    fn medians<K: Ord + Clone>(&self, old: &[Rows<'_, K>], new: &[Rows<'_, K>]) -> Vec<(K, MedianRow)> {
         let keys: BTreeSet<&K> = old.iter().chain(new).flat_map(BTreeMap::keys).collect();
-        let count = |side: &[BTreeMap<K, Durations>], key: &K| -> u64 {
+        let count = |side: &[Rows<'_, K>], key: &K| -> u64 {
             side.iter().filter_map(|rows| rows.get(key)).map(|durations| durations.count).sum()
         };
         let mut most: Vec<(u64, &K)> =
@@ -180,11 +187,14 @@ impl Tables<'_> {
         most.truncate(ROWS_MAX);
         most.sort_by(|a, b| a.1.cmp(b.1));
         let row = |(_, key): (u64, &K)| {
-            let ratios = |side: &[BTreeMap<K, Durations>]| -> Vec<Ratio> {
-                side.iter().map(|rows| rows.get(key).map_or_else(nothing, medians_by_slice)).collect()
+            let ratios = |side: &[Rows<'_, K>]| -> Vec<Ratio> {
+                let ratio = |rows: &Rows<'_, K>| {
+                    rows.get(key).map_or_else(nothing, |durations| medians_by_slice(durations))
+                };
+                side.iter().map(ratio).collect()
             };
             let middle =
-                |side: &[BTreeMap<K, Durations>]| median(side.iter().filter_map(|rows| rows.get(key)));
+                |side: &[Rows<'_, K>]| median(side.iter().filter_map(|rows| rows.get(key).map(Cow::as_ref)));
             let spread = bootstrap::compare((&self.draws.0, &ratios(old)), (&self.draws.1, &ratios(new)));
             let waits = (count(old, key), count(new, key));
             (key.clone(), MedianRow { before: middle(old), after: middle(new), waits, spread })

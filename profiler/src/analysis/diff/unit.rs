@@ -75,13 +75,18 @@ fn by_time(before: &[Profile], after: &[Profile]) -> Units {
 }
 
 /// Waits of the most repeated call site of the busiest thread: of those that have a site which recurs in every
-/// recording, the one that used the most CPU time, or where that is not known had the most waits.
+/// recording, the one that used the most CPU time, or where that is not known had the most waits. The call site is the
+/// one with the most waits, for whichever peers; of these the one that was waited for most often is taken.
 fn by_waits(old: &[CallSites], new: &[CallSites]) -> Option<Units> {
     let all = || old.iter().chain(new);
-    // CPU time and waits of the thread, waits of the site.
-    let mut highest = (-1.0, 0.0, 0.0);
+    // CPU time and waits of the thread, waits at the site for all peers, and for this one.
+    let mut highest = (-1.0, 0.0, 0.0, 0.0);
     let mut best: Option<&Vec<String>> = None;
     let mut of_thread: BTreeMap<&[String], f64> = BTreeMap::new();
+    let mut of_stack: BTreeMap<&[String], f64> = BTreeMap::new();
+    for (site, series) in all().flat_map(|sites| &sites.waits) {
+        *of_stack.entry(stack_of(site)).or_default() += series.iter().sum::<f64>();
+    }
     let mut recurring = Vec::new();
     for site in old.first()?.waits.keys() {
         if all().all(|sites| sites.waits.get(site).is_some_and(recurs)) {
@@ -93,7 +98,8 @@ fn by_waits(old: &[CallSites], new: &[CallSites]) -> Option<Units> {
     for (site, waits) in recurring {
         let thread = thread_of(site);
         let running = all().filter_map(|sites| sites.running.get(thread)).sum();
-        let rank = (running, of_thread.get(thread).copied().unwrap_or(0.0), waits);
+        let of = |sums: &BTreeMap<&[String], f64>, key: &[String]| sums.get(key).copied().unwrap_or(0.0);
+        let rank = (running, of(&of_thread, thread), of(&of_stack, stack_of(site)), waits);
         // Of equals the first in the order of names.
         if rank > highest {
             (highest, best) = (rank, Some(site));
@@ -105,6 +111,11 @@ fn by_waits(old: &[CallSites], new: &[CallSites]) -> Option<Units> {
     Some(Units { by: Normaliser::Waits, site: site.clone(), before: series(old), after: series(new) })
 }
 
+/// A call site without its peer.
+fn stack_of(site: &[String]) -> &[String] {
+    site.split_last().map_or(site, |(_, stack)| stack)
+}
+
 fn recurs(series: &Series) -> bool {
     let parts = series.chunks(SLICES / PARTS).filter(|part| part.iter().any(|count| *count > 0.0));
     series.iter().sum::<f64>().round() >= WAITS_MIN && parts.count() >= PARTS_MIN
@@ -113,6 +124,35 @@ fn recurs(series: &Series) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn sites(rows: &[(&str, f64)]) -> CallSites {
+        let path = |text: &str| text.split(';').map(str::to_owned).collect();
+        CallSites {
+            waits: rows.iter().map(|(text, waits)| (path(text), [*waits; SLICES])).collect(),
+            ..CallSites::default()
+        }
+    }
+
+    #[test]
+    fn the_call_site_comes_first_and_then_the_peer_that_it_waits_for_most_often() {
+        // All ranks are waited for in each step, by turns; the heartbeat has one peer alone.
+        let old = [sites(&[
+            ("p;t;all_reduce;10.0.0.1:80", 2.0),
+            ("p;t;all_reduce;10.0.0.2:80", 3.0),
+            ("p;t;all_reduce;10.0.0.3:80", 2.0),
+            ("p;t;heartbeat;10.0.0.9:80", 4.0),
+        ])];
+        let units = by_waits(&old, &old).unwrap();
+        assert_eq!(units.site, ["p", "t", "all_reduce", "10.0.0.2:80"]);
+        assert_eq!((units.before, units.by), (vec![[3.0; SLICES]], Normaliser::Waits));
+    }
+
+    #[test]
+    fn a_peer_that_one_side_never_waits_for_is_no_unit() {
+        let old = [sites(&[("p;t;all_reduce;10.0.0.1:80", 9.0), ("p;t;all_reduce;10.0.0.2:80", 2.0)])];
+        let new = [sites(&[("p;t;all_reduce;10.0.0.2:80", 2.0), ("p;t;heartbeat;10.0.0.9:80", 4.0)])];
+        assert_eq!(by_waits(&old, &new).unwrap().site, ["p", "t", "all_reduce", "10.0.0.2:80"]);
+    }
 
     #[test]
     fn a_loop_is_spread_over_the_recording() {

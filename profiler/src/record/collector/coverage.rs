@@ -3,6 +3,7 @@
 use super::{Collector, Python};
 use crate::probes::ProbeSet;
 use crate::record::marker_watch::MarkerWatch;
+use crate::symbols::Symbolizer;
 use crate::trace::record::{Coverage, FamilyState, Loss, Record};
 
 /// Why a family is off that `--probes` leaves out.
@@ -10,6 +11,9 @@ pub(super) const NOT_ASKED: &str = "not asked for (--probes)";
 
 /// What is missing of a process that has a ring.
 const IO_URING: &str = "io_uring";
+
+/// Replaced files that are told by name.
+const FILES_TOLD: usize = 8;
 
 impl Python {
     /// `None` where no target has an interpreter.
@@ -73,6 +77,23 @@ impl Collector {
             self.write(Record::Coverage(row));
         }
     }
+}
+
+/// Files whose functions have no names because they were replaced; `None` where there are none.
+pub(super) fn of_symbols(symbolizer: &Symbolizer) -> Option<Coverage> {
+    let files: Vec<&str> = symbolizer.replaced_files().collect();
+    if files.is_empty() {
+        return None;
+    }
+    let mut names = files.iter().take(FILES_TOLD).copied().collect::<Vec<_>>().join(", ");
+    if files.len() > FILES_TOLD {
+        names.push_str(&format!(" and {} more", files.len() - FILES_TOLD));
+    }
+    let reason = format!(
+        "replaced or removed on disk since the target mapped it, so that its functions have no names: {names}; restart \
+         the target, or record with CAP_SYS_ADMIN, to have them"
+    );
+    Some(Coverage { family: "symbols".into(), state: FamilyState::Partial, reason })
 }
 
 fn off(family: &str, reason: &str) -> Coverage {

@@ -28,6 +28,14 @@ impl Collector {
         }
     }
 
+    /// The same from time to time in what the processes have mapped since: a library can be loaded at any time.
+    pub(super) fn find_marker_again(&mut self, probes: &mut ProbeSet) {
+        let records = self.marker.as_mut().map(|marker| marker.look_again(probes)).unwrap_or_default();
+        for record in records {
+            self.write(record);
+        }
+    }
+
     pub(super) fn marker_called(&mut self, calls: MarkerCalls) {
         self.totals.events += 1;
         if let Some(marker) = &mut self.marker {

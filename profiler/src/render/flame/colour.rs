@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use inferno::flamegraph::color::{Color, PaletteMap};
 
 use crate::model::cause::Cause;
-use crate::render::tree::{FrameKind, WeightedStack};
+use crate::render::tree::FrameKind;
 
-/// A colour for every frame of `stacks`. Frames of equal name share one, that of the last of their kinds: the
+/// A colour for every one of `frames`. Frames of equal name share one, that of the last of their kinds: the
 /// resolver's `getaddrinfo` is the same whether a stack leads through it or the probe alone saw it.
-pub(super) fn palette(stacks: &[WeightedStack]) -> PaletteMap {
+pub(super) fn palette<'f>(frames: impl IntoIterator<Item = (&'f str, FrameKind)>) -> PaletteMap {
     let mut kinds: HashMap<&str, FrameKind> = HashMap::new();
-    for frame in stacks.iter().flat_map(|stack| &stack.frames) {
-        let kind = kinds.entry(&frame.name).or_insert(frame.kind);
-        *kind = frame.kind.max(*kind);
+    for (name, kind) in frames {
+        let known = kinds.entry(name).or_insert(kind);
+        *known = kind.max(*known);
     }
     let mut palette = PaletteMap::default();
     // inferno's own root, `all`, has no name.
@@ -78,7 +78,6 @@ fn shade(base: [u8; 3], name: &str) -> Color {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::tree::ViewFrame;
 
     #[test]
     fn leaves_of_one_cause_look_alike_and_causes_do_not() {
@@ -88,9 +87,8 @@ mod tests {
             for other in &Cause::ALL[index + 1..] {
                 assert!(distance(of_cause(cause), of_cause(*other)) > 36, "{cause} {other}");
             }
-            let frame = ViewFrame::new(&format!("[{cause}] peer"), FrameKind::Cause(cause));
-            let stacks = [WeightedStack { frames: vec![frame.clone()], weight_ns: 1 }];
-            let shown = palette(&stacks).get(&frame.name).unwrap();
+            let name = format!("[{cause}] peer");
+            let shown = palette([(name.as_str(), FrameKind::Cause(cause))]).get(&name).unwrap();
             for (shown, base) in [shown.r, shown.g, shown.b].into_iter().zip(of_cause(cause)) {
                 assert!(shown.abs_diff(base) <= 12, "{cause}");
             }
@@ -99,8 +97,8 @@ mod tests {
 
     #[test]
     fn the_order_of_stacks_does_not_change_the_colour() {
-        let stack = |kind| WeightedStack { frames: vec![ViewFrame::new("getaddrinfo", kind)], weight_ns: 1 };
-        let colour = |kinds: [FrameKind; 2]| palette(&kinds.map(stack)).get("getaddrinfo");
+        let colour =
+            |kinds: [FrameKind; 2]| palette(kinds.map(|kind| ("getaddrinfo", kind))).get("getaddrinfo");
         let both = colour([FrameKind::User, FrameKind::Call]);
         assert_eq!(both, colour([FrameKind::Call, FrameKind::User]));
         assert_eq!(both, colour([FrameKind::Call, FrameKind::Call]));

@@ -13,10 +13,20 @@ pub(super) fn is_call(name: &str) -> bool {
 }
 
 pub(super) fn push_frames(frames: &mut Vec<ViewFrame>, analysis: &Analysis, site: &Site<'_>, kernel: bool) {
+    push_calls(frames, analysis, site, kernel);
+    frames.push(leaf(analysis, site));
+}
+
+/// Functions and system call.
+pub(super) fn push_calls(frames: &mut Vec<ViewFrame>, analysis: &Analysis, site: &Site<'_>, kernel: bool) {
     push_user(frames, analysis.stacks.get(&site.user_stack), site);
     if kernel {
         push_kernel(frames, analysis.stacks.get(&site.kernel_stack));
     }
+}
+
+/// What was waited for.
+pub(super) fn leaf(analysis: &Analysis, site: &Site<'_>) -> ViewFrame {
     let mut leaf = format!("[{}]", site.cause);
     let place = place::of_leaf(analysis, site);
     for part in [site.peer, &place, site.detail] {
@@ -31,7 +41,7 @@ pub(super) fn push_frames(frames: &mut Vec<ViewFrame>, analysis: &Analysis, site
         leaf.name.push_str(" (in flight)");
         leaf.kind = FrameKind::InFlight(site.cause);
     }
-    frames.push(leaf);
+    leaf
 }
 
 /// User frames, outermost first, the resolver function where the stack lacks it, and the system call.

@@ -82,7 +82,7 @@ fn rank(module: &str, is_program: bool) -> Option<u8> {
 }
 
 fn locate_in(pid: u32, mapping: &Mapping) -> Option<Located> {
-    let elf = Elf::parse(open_mapped(pid, mapping)?.0)?;
+    let elf = Elf::parse(open_mapped(pid, mapping).ok()?.0)?;
     let bias = mapping.start.wrapping_sub(elf.address_of(mapping.offset)?);
     // The longer table only where the other has nothing: statically linked programs.
     let found = [elf.dynsym, elf.symtab].into_iter().flatten().find_map(|table| {

@@ -141,6 +141,12 @@ impl MarkerFinder {
         if found.is_empty() { Ok(found) } else { self.decide(found) }
     }
 
+    /// Size of a process's address space, in pages; `None` where it is gone.
+    pub fn mapped_pages(&self, pid: u32) -> Option<u64> {
+        let text = std::fs::read_to_string(self.root.process_path(pid, "statm")).ok()?;
+        text.split_ascii_whitespace().next()?.parse().ok()
+    }
+
     fn in_process(&mut self, pid: u32) -> Vec<MarkerPlace> {
         // A process that is gone has nothing mapped.
         let maps = maps::mappings(&self.root, pid).unwrap_or_default();
