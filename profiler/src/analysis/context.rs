@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::cuda_wait::CudaWaits;
 use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::intern::NameId;
@@ -17,6 +18,8 @@ const FIRST_TIMEOUT_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub struct Context<'m> {
     pub model: &'m Model,
+    /// Which waits are for a GPU.
+    pub cuda: CudaWaits,
     /// Times, sorted, by socket inode.
     retransmits: FastMap<u64, Vec<u64>>,
     /// The same by the two ends, for sockets without an inode (closed by the program, data still going out).
@@ -39,6 +42,7 @@ impl<'m> Context<'m> {
     pub fn new(model: &'m Model) -> Context<'m> {
         let mut context = Context {
             model,
+            cuda: CudaWaits::new(model),
             retransmits: FastMap::default(),
             retransmits_by_ends: FastMap::default(),
             handshakes: FastMap::default(),

@@ -13,6 +13,7 @@ use crate::trace::record::Record;
 pub mod classify;
 pub mod connects;
 pub mod context;
+pub mod cuda_wait;
 pub mod diff;
 pub mod distribution;
 pub mod dns;
@@ -20,6 +21,7 @@ pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
 pub mod gpu;
+pub mod gpu_timeline;
 pub mod hops;
 pub mod late;
 mod on_cpu;
@@ -151,6 +153,7 @@ pub fn analyse_with(
         clock: sections::clock(),
         collectives: gpu::collective_rows(&model),
         gpus: gpu::gpu_rows(&model),
+        cuda_waits: cuda_wait::rows(&model, &sums.partitions),
         ..Report::default()
     };
     report.causes.extend(queues.causes());

@@ -14,6 +14,7 @@ pub mod asleep;
 pub mod block;
 pub mod build;
 pub mod cause;
+pub mod cuda;
 pub mod dns;
 #[cfg(test)]
 pub mod fixture;
