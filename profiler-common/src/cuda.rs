@@ -85,7 +85,9 @@ mod tests {
         ] {
             assert_eq!(name(symbol), Some(expected), "{symbol}");
         }
-        for symbol in ["cudaMemcpyAsync", "cudaLaunchKernel", "at::cudaStreamSynchronize", "", "my_cudaMemcpy"] {
+        for symbol in
+            ["cudaMemcpyAsync", "cudaLaunchKernel", "at::cudaStreamSynchronize", "", "my_cudaMemcpy"]
+        {
             assert_eq!(name(symbol), None, "{symbol}");
         }
     }

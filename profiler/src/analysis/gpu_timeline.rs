@@ -74,7 +74,8 @@ impl Timeline {
             from_ns = from_ns.max(span.end_ns);
             while start_ns < span.end_ns {
                 while taken.next_if(|one| one.span.end_ns <= start_ns).is_some() {}
-                let next = taken.peek().map_or(Interval { start_ns: u64::MAX, end_ns: u64::MAX }, |one| one.span);
+                let next =
+                    taken.peek().map_or(Interval { start_ns: u64::MAX, end_ns: u64::MAX }, |one| one.span);
                 let end_ns = span.end_ns.min(next.start_ns);
                 if start_ns < end_ns {
                     push(&mut free, Segment { span: Interval { start_ns, end_ns }, state });

@@ -21,6 +21,8 @@ pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
 pub mod gpu;
+pub mod gpu_kernels;
+pub mod gpu_ranks;
 pub mod gpu_timeline;
 pub mod hops;
 pub mod late;
@@ -133,6 +135,8 @@ pub fn analyse_with(
 
     let queues = queues::Queues::new(&model);
     let threads = thread_rows::thread_rows(&model, &sums.partitions);
+    let ranks = sections::target(&model).ranks;
+    let gpu_ranks = gpu_ranks::compare(&model.gpu, &ranks, model.whole());
     let mut report = Report {
         schema: SCHEMA.to_owned(),
         trace: state,
@@ -151,7 +155,7 @@ pub fn analyse_with(
         queues: queues.rows(),
         counters: queues::counters::rows(&model.rdma.counters),
         clock: sections::clock(),
-        collectives: gpu::collective_rows(&model),
+        collectives: gpu::collective_rows(&model, &gpu_ranks),
         gpus: gpu::gpu_rows(&model),
         cuda_waits: cuda_wait::rows(&model, &sums.partitions),
         ..Report::default()
@@ -182,6 +186,8 @@ pub fn analyse_with(
         counters: &model.rdma.counters,
         stalls: &analysis.stalls,
         window_start_ns: model.window.start_ns,
+        gpu: &model.gpu,
+        gpu_ranks: &gpu_ranks,
     };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
 

@@ -111,7 +111,8 @@ fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan,
         while let Some((index, wait, end_ns)) = open.last().copied() {
             let span = Interval { start_ns: now, end_ns: end_ns.min(to_ns) };
             if !span.is_empty() {
-                let recorded = open.iter().rev().map(|(_, wait, _)| *wait).find(|wait| cuda_wait::is_recorded(wait));
+                let recorded =
+                    open.iter().rev().map(|(_, wait, _)| *wait).find(|wait| cuda_wait::is_recorded(wait));
                 emit(index, wait, span, recorded.map_or(0, |wait| wait.user_stack));
                 now = span.end_ns;
             }

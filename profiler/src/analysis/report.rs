@@ -376,6 +376,29 @@ pub struct GpuRow {
     /// NCCL kernels with no compute kernel of the process beside them.
     pub nccl_exposed_ns: u64,
     pub copy_ns: u64,
+    /// From the start of the first activity to the end of the last one (this and what follows are additions).
+    #[serde(default)]
+    pub span_ns: u64,
+    /// Times between activities in which none of the process ran on the device.
+    #[serde(default)]
+    pub gaps: Distribution,
+    /// Kernels and copies by name, most time first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_name: Vec<GpuKernelRow>,
+}
+
+/// Kernels, or copies, of one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuKernelRow {
+    /// Demangled, without arguments; of NCCL's kernels and of copies what they do.
+    pub name: String,
+    /// `compute`, `nccl`, `copy`.
+    pub class: String,
+    pub count: u64,
+    pub sum_ns: u64,
+    pub duration: Distribution,
+    /// From the beginning of the launching call to the start, of those whose launch was seen.
+    pub launch_queue: Distribution,
 }
 
 /// Waits of one thread in one function of CUDA, and what ran on the GPU meanwhile, by what counts most at each moment:

@@ -93,7 +93,8 @@ pub fn stack_says(stack: &Stack) -> Option<CudaStack> {
     if stack.space != Space::User {
         return None;
     }
-    let in_libc = stack.frames.iter().take_while(|frame| frame.module.starts_with("libc.")).chain(stack.frames.first());
+    let in_libc =
+        stack.frames.iter().take_while(|frame| frame.module.starts_with("libc.")).chain(stack.frames.first());
     if in_libc.into_iter().any(|frame| LOCKS.iter().any(|lock| frame.function.contains(lock))) {
         return Some(CudaStack::Lock);
     }
@@ -119,7 +120,12 @@ mod tests {
 
     #[test]
     fn a_stack_is_known_by_the_name_of_an_exported_function_that_waits() {
-        let below = ["poll@libc.so.6", "@libcuda.so.580.1", "cuStreamSynchronize@libcuda.so.580.1", "@libcudart.so.13"];
+        let below = [
+            "poll@libc.so.6",
+            "@libcuda.so.580.1",
+            "cuStreamSynchronize@libcuda.so.580.1",
+            "@libcudart.so.13",
+        ];
         let whole = [&below[..], &["cudaStreamSynchronize@libcudart.so.13", "at::native::item"]].concat();
         assert_eq!(says(&whole), Some(CudaStack::Sync("cudaStreamSynchronize")));
         assert_eq!(says(&below), Some(CudaStack::Sync("cuStreamSynchronize")));
@@ -128,7 +134,10 @@ mod tests {
     #[test]
     fn a_library_of_cuda_alone_a_launch_and_a_lock_are_no_wait_for_the_gpu() {
         assert_eq!(says(&["poll@libc.so.6", "@libcuda.so.580.1", "@libcuda.so.580.1", "@libc.so.6"]), None);
-        assert_eq!(says(&["ioctl@libc.so.6", "cuLaunchKernel@libcuda.so.1", "cudaLaunchKernel@libcudart.so.13"]), None);
+        assert_eq!(
+            says(&["ioctl@libc.so.6", "cuLaunchKernel@libcuda.so.1", "cudaLaunchKernel@libcudart.so.13"]),
+            None
+        );
         let lock = ["@libc.so.6", "pthread_rwlock_wrlock@libc.so.6", "cuStreamSynchronize@libcuda.so.1"];
         assert_eq!(says(&lock), Some(CudaStack::Lock));
         assert_eq!(says(&[]), None);
@@ -139,9 +148,13 @@ mod tests {
         let mut batch = GpuSyncs::new(100);
         let mut last = 0;
         let driver = 11;
-        for (ns_tid, function, start_ns, end_ns) in
-            [(7, driver, 1110, 1190), (7, 1, 1100, 1200), (7, 1, 1300, 1400), (8, driver, 1310, 1320), (7, 999, 1500, 1600)]
-        {
+        for (ns_tid, function, start_ns, end_ns) in [
+            (7, driver, 1110, 1190),
+            (7, 1, 1100, 1200),
+            (7, 1, 1300, 1400),
+            (8, driver, 1310, 1320),
+            (7, 999, 1500, 1600),
+        ] {
             batch.push(&GpuSync { pid: 100, ns_tid, function, start_ns, end_ns }, &mut last);
         }
         let thread = Thread { pid: 100, tid: 200, ns_tid: 7, name: "main".into(), seen_ns: 1000 };

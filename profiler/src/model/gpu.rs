@@ -118,6 +118,16 @@ pub enum GpuClass {
     Compute,
 }
 
+impl GpuClass {
+    pub const fn name(self) -> &'static str {
+        match self {
+            GpuClass::Nccl => "nccl",
+            GpuClass::Copy => "copy",
+            GpuClass::Compute => "compute",
+        }
+    }
+}
+
 /// A kernel of NCCL, as its name says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NcclKernel {

@@ -13,7 +13,8 @@ const COPY: GpuWhat = GpuWhat::Copy { kind: 1, bytes: 64 };
 /// Places in `SYNCS`.
 const STREAM_SYNC: u16 = 1;
 const DRIVER_STREAM_SYNC: u16 = 11;
-const IN_SYNC: [&str; 4] = ["poll@libc.so.6", "@libcuda.so.1", "cudaStreamSynchronize@libcudart.so.13", "item"];
+const IN_SYNC: [&str; 4] =
+    ["poll@libc.so.6", "@libcuda.so.1", "cudaStreamSynchronize@libcudart.so.13", "item"];
 
 /// Compute 1100..1200, NCCL 1150..1400, a copy 1400..1450, a launch at 1480 that starts at 1500, compute to 1600.
 fn busy(trace: &mut Trace) {
@@ -108,7 +109,10 @@ fn a_call_that_spins_is_a_wait_and_its_time_is_taken_out_of_the_running_time() {
     let row = &analysis.report.cuda_waits[0];
     assert_eq!((row.count, row.waited_ns, row.spin_ns, row.unknown_ns), (1, 650, 650, 180));
     let folded = folded(&analysis);
-    assert!(folded.contains(";[no stack];cudaStreamSynchronize;[nccl.kernel] AllReduce Sum f32 RING_LL 200\n"), "{folded}");
+    assert!(
+        folded.contains(";[no stack];cudaStreamSynchronize;[nccl.kernel] AllReduce Sum f32 RING_LL 200\n"),
+        "{folded}"
+    );
 }
 
 #[test]
@@ -145,7 +149,11 @@ fn what_is_no_wait_for_the_gpu_stays_what_it_was() {
     gpu(&mut trace, &[(8, NCCL, 1000, 2000, None)]);
     let own_thread = ["poll@libc.so.6", "@libcuda.so.1", "@libcuda.so.1", "@libc.so.6"];
     stack(&mut trace, 2, &own_thread);
-    stack(&mut trace, 3, &["pthread_rwlock_wrlock@libc.so.6", "@libcuda.so.1", "cuStreamSynchronize@libcuda.so.1"]);
+    stack(
+        &mut trace,
+        3,
+        &["pthread_rwlock_wrlock@libc.so.6", "@libcuda.so.1", "cuStreamSynchronize@libcuda.so.1"],
+    );
     stack(&mut trace, 4, &["recv@libc.so.6", "progress"]);
     for (stack, call, start_ns, sockets) in [
         (2, Call::Poll, 1100, Vec::new()),
