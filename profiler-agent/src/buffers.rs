@@ -4,10 +4,11 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use profiler_common::agent::{Activity, Kind};
+use profiler_common::cuda::sync_of;
 
 use crate::cupti::{self, CONCURRENT_KERNEL, DRIVER, MEMCPY, RUNTIME, Raw, SUCCESS};
 use crate::ring::{Ring, c_string};
-use crate::{ring, sys, work};
+use crate::{ring, syncs, sys, work};
 
 /// Bytes of a buffer; about 3000 kernels with their launches.
 const SIZE: usize = 1 << 20;
@@ -131,6 +132,9 @@ fn take_in(ring: &Ring, raw: Raw) {
             correlation: raw.u32(44),
             tid: 0,
         },
+        kind @ (RUNTIME | DRIVER) if let Some(function) = sync_of(kind == DRIVER, raw.u32(4)) => {
+            syncs::activity(raw, function)
+        }
         // What was called before the other functions were turned off comes too.
         RUNTIME if !cupti::RUNTIME_LAUNCHES.contains(&raw.u32(4)) => return,
         DRIVER if !cupti::DRIVER_LAUNCHES.contains(&raw.u32(4)) => return,

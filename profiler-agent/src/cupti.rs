@@ -81,6 +81,8 @@ functions! {
     enable_runtime c"cuptiActivityEnableRuntimeApi" unsafe extern "C" fn(u32, u8) -> u32,
     enable_driver c"cuptiActivityEnableDriverApi" unsafe extern "C" fn(u32, u8) -> u32,
     flush c"cuptiActivityFlushAll" Plain,
+    thread_ids c"cuptiGetThreadIdType" unsafe extern "C" fn(*mut u32) -> u32,
+    use_thread_ids c"cuptiSetThreadIdType" Plain,
     next c"cuptiActivityGetNextRecord" unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> u32,
     dropped c"cuptiActivityGetNumDroppedRecords" unsafe extern "C" fn(*mut c_void, u32, *mut usize) -> u32,
     finalize c"cuptiFinalize" unsafe extern "C" fn() -> u32,

@@ -9,6 +9,7 @@
 mod buffers;
 mod cupti;
 mod ring;
+mod syncs;
 mod sys;
 mod work;
 

@@ -7,7 +7,7 @@ use profiler_common::agent::{PATH_LEN, SILENCE_NS, Start, State, Step};
 
 use crate::cupti::{self, Cupti, SUCCESS};
 use crate::ring::Ring;
-use crate::{buffers, ring, sys};
+use crate::{buffers, ring, syncs, sys};
 
 /// Looks whether the recorder lives and wants to go on.
 const LOOK_MS: i64 = 20;
@@ -199,6 +199,7 @@ fn turn_on(cupti: &Cupti, ring: &Ring) -> Result<(), (Step, u32)> {
         if launches == 0 || !kinds {
             ring.tell_no_launches();
         }
+        syncs::turn_on(cupti);
         check(Step::Kernels, (cupti.enable)(cupti::CONCURRENT_KERNEL))?;
         check(Step::Copies, (cupti.enable)(cupti::MEMCPY))
     }
@@ -234,6 +235,7 @@ fn leave(cupti: &Cupti, subscriber: *mut c_void, version: u32) -> State {
         for cbid in cupti::DRIVER_LAUNCHES {
             (cupti.enable_driver)(cbid, 0);
         }
+        syncs::turn_off(cupti);
         (cupti.flush)(1);
     }
     if version >= cupti::FINALIZE_FROM && finalize(cupti, subscriber) {

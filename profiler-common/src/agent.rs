@@ -142,7 +142,7 @@ pub struct Activity {
     pub stream: u32,
     /// Connects a launch with what it launched.
     pub correlation: u32,
-    /// Thread of a launch.
+    /// Thread of a launch or a wait, by its id in its own PID namespace.
     pub tid: u32,
 }
 
@@ -177,6 +177,8 @@ pub enum Kind {
     Kernel = 1,
     Copy = 2,
     Launch = 3,
+    /// A call that waits for the GPU; `detail` is its place in [`SYNCS`](crate::cuda::SYNCS).
+    Sync = 4,
 }
 
 /// Stands before each name; names begin at multiples of 8.

@@ -10,6 +10,7 @@ pub mod agent;
 pub mod call;
 pub mod config;
 pub mod counter;
+pub mod cuda;
 pub mod marker;
 pub mod record;
 pub mod stack;

@@ -2,7 +2,7 @@
 // until its standard input says something (or not at all), while other threads wait in every way there is, check that no
 // wait ends with EINTR, and add up in vector registers what has to come out right.
 //   cuda_job FOLDER [quiet] [WAIT…]     WAIT: futex poll epoll sleep vector; no WAIT: only the launching thread
-// More words: filtered (a thread that waits in poll and dies with the process at memfd_create), fork (the launching
+// spinning, blocking: a thread that computes, all-reduces, and waits for both in a CUDA synchronisation. More words: filtered (a thread that waits in poll and dies with the process at memfd_create), fork (the launching
 // thread forks children that launch too), nocupti (no libcupti by its name), storm (a thread that sleeps while signals
 // rain on it, each of which has to be handled once).
 #define _GNU_SOURCE
@@ -35,6 +35,7 @@ static uint32_t (*flush)(uint32_t);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
 static int pipe_ends[2];
+static uint32_t (*synchronize)(int);
 static void (*run)(const char *, uint64_t, uint32_t, uint64_t, uint64_t);
 static const char *nccl = "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE";
 
@@ -169,6 +170,16 @@ static void *launch_thread(void *x) {
     }
     return x;
 }
+// A step: computes, all-reduces, and waits for both.
+static void *step_thread(void *asleep) {
+    while (!over) {
+        run("gemm_kernel", 0, 7, 1000000, 4000000);
+        run(nccl, 0, 20, 5000000, 15000000);
+        launched += 3;
+        synchronize(asleep != 0);
+    }
+    return 0;
+}
 static void *load(const char *folder, const char *name) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -183,18 +194,21 @@ int main(int count, char **words) {
     };
     pthread_t thread[64];
     pthread_t under_storm;
-    int threads = 0, quiet = 0, storm = 0;
+    int threads = 0, quiet = 0, storm = 0, steps = 0;
     const char *cupti_name = "libcupti.so.12";
     if (pipe(pipe_ends)) return 1;
     for (int i = 2; i < count; i++) {
         quiet |= !strcmp(words[i], "quiet");
         storm |= !strcmp(words[i], "storm");
+        if (!strcmp(words[i], "spinning")) steps = 1;
+        if (!strcmp(words[i], "blocking")) steps = 2;
         forks |= !strcmp(words[i], "fork");
         if (!strcmp(words[i], "nocupti")) cupti_name = "libgpu.so";
     }
     load(words[1], "libcuda.so.1");
     void *cupti = load(words[1], cupti_name);
     run = (void (*)(const char *, uint64_t, uint32_t, uint64_t, uint64_t))dlsym(cupti, "fake_run");
+    synchronize = (uint32_t (*)(int))dlsym(cupti, "cudaStreamSynchronize");
     flush = (uint32_t (*)(uint32_t))dlsym(cupti, "cuptiActivityFlushAll");
     long (*finalized)(void) = (long (*)(void))dlsym(cupti, "fake_finalized");
     long (*active)(void) = (long (*)(void))dlsym(cupti, "fake_active");
@@ -202,6 +216,7 @@ int main(int count, char **words) {
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
             if (!strcmp(words[i], kinds[k].name)) pthread_create(&thread[threads++], 0, kinds[k].run, 0);
     if (!quiet) pthread_create(&thread[threads++], 0, launch_thread, 0);
+    if (steps) pthread_create(&thread[threads++], 0, step_thread, steps == 2 ? words : 0);
     if (storm) {
         struct sigaction action = {.sa_handler = on_signal};
         sigaction(SIGRTMIN + 3, &action, 0);

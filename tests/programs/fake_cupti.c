@@ -1,14 +1,17 @@
 // Stands in for libcupti, and says what it was asked. Built as libcupti.so.12; the job (cuda_job.c) plays the GPU by
 // calling fake_run(), which gives the records and API callbacks that CUPTI would.
-// FAKE_CUPTI: "taken" (another client has it), "old" (before CUDA 12.0), "12.4" (no finalising).
+// FAKE_CUPTI: "taken" (another client has it), "old" (before CUDA 12.0), "12.4" (no finalising), "nosyncs" (calls that
+// wait are not recorded).
 #define _GNU_SOURCE
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { MEMCPY = 1, RUNTIME = 5, KERNEL = 10, RUNTIME_DOMAIN = 2, LAUNCH = 211, NOT_NEEDED = 0, TAKEN = 39 };
+enum { MEMCPY = 1, RUNTIME = 5, KERNEL = 10, RUNTIME_DOMAIN = 2, LAUNCH = 211, STREAM_SYNC = 131, NOT_NEEDED = 0, TAKEN = 39 };
 typedef void (*callback_t)(void *, uint32_t, uint32_t, const void *);
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
 typedef void (*completed_t)(void *, uint32_t, uint8_t *, size_t, size_t);
@@ -18,8 +21,10 @@ static callback_t callback;
 static uint64_t (*stamp)(void);
 static requested_t requested;
 static completed_t completed;
-static int kernels, copies, runtime, launches, api_callbacks; // a launch is told where its kind and itself are on
+static int kernels, copies, runtime, launches, syncs, api_callbacks; // a launch is told where its kind and itself are on
 static long finalized, correlation, dropped;
+static uint32_t thread_ids;
+static uint64_t busy_until;
 static struct buffer { uint8_t *at; size_t size, used; } full[64], open_buffer;
 static int full_count;
 
@@ -29,7 +34,7 @@ __attribute__((constructor)) static void whole_in_children(void) { pthread_atfor
 
 static int mode_is(const char *name) { const char *mode = getenv("FAKE_CUPTI"); return mode && !strcmp(mode, name); }
 long fake_finalized(void) { return finalized; }
-long fake_active(void) { return kernels || copies || runtime || callback; }
+long fake_active(void) { return kernels || copies || runtime || callback || thread_ids; }
 
 static uint64_t now(void) {
     struct timespec t;
@@ -63,6 +68,7 @@ void fake_run(const char *name, uint64_t bytes, uint32_t stream, uint64_t queue,
     pthread_mutex_lock(&lock);
     uint64_t begun = now();
     uint32_t id = (uint32_t)++correlation;
+    if (busy_until < begun + queue + duration) busy_until = begun + queue + duration;
     uint8_t *at;
     if (name && kernels && (at = room(208))) {
         put32(at, 0, KERNEL); put64(at, 16, begun + queue); put64(at, 24, begun + queue + duration);
@@ -82,6 +88,27 @@ void fake_run(const char *name, uint64_t bytes, uint32_t stream, uint64_t queue,
     if (call) { site[0] = 0; call(0, RUNTIME_DOMAIN, LAUNCH, site); site[0] = 1; call(0, RUNTIME_DOMAIN, LAUNCH, site); }
 }
 
+// Waits until all that was launched is done, asleep or looking at the clock again and again.
+__attribute__((noinline)) uint32_t cudaStreamSynchronize(int asleep) {
+    pthread_mutex_lock(&lock);
+    uint64_t begun = now(), until = busy_until;
+    pthread_mutex_unlock(&lock);
+    if (asleep)
+        while (now() < until) poll(0, 0, (int)((until - now()) / 1000000) + 1);
+    else
+        while (now() < until) {}
+    pthread_mutex_lock(&lock);
+    uint8_t *at;
+    if (runtime && syncs && (at = room(40))) {
+        put32(at, 0, RUNTIME); put32(at, 4, STREAM_SYNC); put64(at, 8, begun); put64(at, 16, now());
+        put32(at, 28, thread_ids == 1 ? (uint32_t)gettid() : (uint32_t)pthread_self());
+        put32(at, 32, (uint32_t)++correlation);
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+uint32_t cuptiGetThreadIdType(uint32_t *type) { *type = thread_ids; return 0; }
+uint32_t cuptiSetThreadIdType(uint32_t type) { thread_ids = type; return 0; }
 uint32_t cuptiGetVersion(uint32_t *version) {
     *version = mode_is("old") ? 14 : mode_is("12.4") ? 22 : 28;
     return 0;
@@ -107,12 +134,16 @@ uint32_t cuptiActivityRegisterCallbacks(requested_t first, completed_t second) {
 static uint32_t turn(uint32_t kind, int on) {
     if (kind == KERNEL) kernels = on;
     if (kind == MEMCPY) copies = on;
-    if (kind == RUNTIME) runtime = launches = on;
+    if (kind == RUNTIME) runtime = launches = syncs = on;
     return 0;
 }
 uint32_t cuptiActivityEnable(uint32_t kind) { return turn(kind, 1); }
 uint32_t cuptiActivityDisable(uint32_t kind) { return turn(kind, 0); }
-uint32_t cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t on) { if (cbid == LAUNCH) launches = on; return 0; }
+uint32_t cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t on) {
+    if (cbid == LAUNCH) launches = on;
+    if (cbid == STREAM_SYNC) syncs = on && !mode_is("nosyncs");
+    return 0;
+}
 uint32_t cuptiActivityEnableDriverApi(uint32_t cbid, uint8_t on) { (void)cbid; (void)on; return 0; }
 uint32_t cuptiActivityFlushAll(uint32_t flag) {
     (void)flag;
@@ -140,7 +171,7 @@ uint32_t cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_
 }
 uint32_t cuptiFinalize(void) {
     pthread_mutex_lock(&lock);
-    callback = 0; stamp = 0; kernels = copies = runtime = launches = api_callbacks = 0;
+    callback = 0; stamp = 0; kernels = copies = runtime = launches = syncs = api_callbacks = 0;
     open_buffer.at = 0; full_count = 0; finalized++;
     pthread_mutex_unlock(&lock);
     return 0;

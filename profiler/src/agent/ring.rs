@@ -140,6 +140,7 @@ fn activity(slot: &[u8]) -> Option<Activity> {
         1 => Kind::Kernel,
         2 => Kind::Copy,
         3 => Kind::Launch,
+        4 => Kind::Sync,
         _ => return None,
     };
     let activity = Activity {

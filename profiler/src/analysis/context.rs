@@ -2,6 +2,7 @@
 
 use std::hash::Hash;
 
+use super::cuda_wait::CudaWaits;
 use crate::hash::FastMap;
 use crate::model::Model;
 use crate::model::intern::NameId;
@@ -17,6 +18,8 @@ const FIRST_TIMEOUT_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub struct Context<'m> {
     pub model: &'m Model,
+    /// Which waits are for a GPU.
+    pub cuda: CudaWaits,
     /// By socket: nothing, for most.
     events: Vec<Events>,
     /// Sorted times of retransmissions of one socket.
@@ -50,6 +53,7 @@ impl<'m> Context<'m> {
     pub fn new(model: &'m Model) -> Context<'m> {
         let mut context = Context {
             model,
+            cuda: CudaWaits::new(model),
             events: Vec::new(),
             retransmits: Vec::new(),
             handshakes: Vec::new(),

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::gpu_ranks::Ranks;
 use super::report::{CauseRow, CollectiveRow, Distribution, Domain, GpuRow};
-use super::sections;
+use super::{gpu_kernels, sections};
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::gpu::{Gpu, GpuClass};
@@ -16,7 +17,7 @@ const MEASURED: &str = "measured.gpu";
 type Union = Vec<(u64, u64)>;
 
 /// A row for each name of an NCCL kernel, process and device; the longest in sum first.
-pub fn collective_rows(model: &Model) -> Vec<CollectiveRow> {
+pub fn collective_rows(model: &Model, compared: &Ranks) -> Vec<CollectiveRow> {
     let gpu = &model.gpu;
     let ranks = sections::target(model).ranks;
     let mut groups: BTreeMap<(u32, u32, u32), Vec<&GpuActivity>> = BTreeMap::new();
@@ -35,6 +36,7 @@ pub fn collective_rows(model: &Model) -> Vec<CollectiveRow> {
                 union(of_process(gpu, pid, device).filter(|one| gpu.class(one) == GpuClass::Compute));
             let together = union(activities.iter().copied());
             let exposed_ns = exposed(&together, &beside);
+            let among_ranks = compared.get(&(pid, nccl.label()));
             Some(CollectiveRow {
                 op: nccl.op,
                 rank: rank.and_then(|row| row.rank),
@@ -42,6 +44,8 @@ pub fn collective_rows(model: &Model) -> Vec<CollectiveRow> {
                 count: activities.len() as u64,
                 kernel: Distribution::of(activities.iter().map(|one| one.end_ns - one.start_ns).collect()),
                 launch_queue: Distribution::of(activities.iter().filter_map(|one| one.queue_ns).collect()),
+                peer_late_ns: among_ranks.map(|times| times.peer_late_ns),
+                network_ns: among_ranks.map(|times| times.network_ns),
                 evidence: MEASURED.to_owned(),
                 gap: Distribution::of(gaps(&activities)),
                 data_type: nccl.data_type,
@@ -116,6 +120,11 @@ pub fn gpu_rows(model: &Model) -> Vec<GpuRow> {
                 nccl_ns: len(&nccl),
                 nccl_exposed_ns: exposed(&nccl, &compute),
                 copy_ns: len(&union(copies)),
+                span_ns: span_ns(of_process(gpu, pid, device)),
+                gaps: Distribution::of(
+                    gpu_kernels::gaps(of_process(gpu, pid, device)).iter().map(|gap| gap.ns).collect(),
+                ),
+                by_name: gpu_kernels::rows(gpu, of_process(gpu, pid, device)),
             }
         })
         .collect()
@@ -125,7 +134,13 @@ fn of_class(gpu: &Gpu, class: GpuClass) -> impl Iterator<Item = &GpuActivity> + 
     gpu.activities.iter().filter(move |one| gpu.class(one) == class)
 }
 
-fn of_process(gpu: &Gpu, pid: u32, device: u32) -> impl Iterator<Item = &GpuActivity> + Clone {
+/// From the first start to the last end.
+pub(super) fn span_ns<'a>(activities: impl Iterator<Item = &'a GpuActivity> + Clone) -> u64 {
+    let first = activities.clone().map(|one| one.start_ns).min().unwrap_or(0);
+    activities.map(|one| one.end_ns).max().unwrap_or(0).saturating_sub(first)
+}
+
+pub(super) fn of_process(gpu: &Gpu, pid: u32, device: u32) -> impl Iterator<Item = &GpuActivity> + Clone {
     // Ordered by process and device.
     let start = gpu.activities.partition_point(|one| (one.pid, one.device) < (pid, device));
     let end = gpu.activities.partition_point(|one| (one.pid, one.device) <= (pid, device));
@@ -211,7 +226,7 @@ mod tests {
             (7, GEMM, 1250, 1400, Some(10)),
             (8, NCCL, 1500, 1600, None),
         ]);
-        let rows = collective_rows(&model);
+        let rows = collective_rows(&model, &Ranks::new());
         assert_eq!(rows.len(), 1);
         let row = &rows[0];
         assert_eq!(

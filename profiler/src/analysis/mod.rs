@@ -13,6 +13,7 @@ use crate::trace::record::Record;
 pub mod classify;
 pub mod connects;
 pub mod context;
+pub mod cuda_wait;
 pub mod diff;
 pub mod distribution;
 pub mod dns;
@@ -22,6 +23,9 @@ pub mod far_end;
 pub mod findings;
 pub mod fold;
 pub mod gpu;
+pub mod gpu_kernels;
+pub mod gpu_ranks;
+pub mod gpu_timeline;
 pub mod hops;
 pub mod late;
 mod on_cpu;
@@ -136,6 +140,8 @@ pub fn analyse_with(
 
     let queues = queues::Queues::new(&model);
     let threads = thread_rows::thread_rows(&model, &sums.partitions);
+    let ranks = sections::target(&model).ranks;
+    let gpu_ranks = gpu_ranks::compare(&model.gpu, &ranks, model.whole());
     let mut report = Report {
         schema: SCHEMA.to_owned(),
         trace: state,
@@ -154,8 +160,9 @@ pub fn analyse_with(
         queues: queues.rows(),
         counters: queues::counters::rows(&model.rdma.counters),
         clock: sections::clock(),
-        collectives: gpu::collective_rows(&model),
+        collectives: gpu::collective_rows(&model, &gpu_ranks),
         gpus: gpu::gpu_rows(&model),
+        cuda_waits: cuda_wait::rows(&model, &sums.partitions),
         ..Report::default()
     };
     report.causes.extend(queues.causes());
@@ -184,6 +191,8 @@ pub fn analyse_with(
         counters: &model.rdma.counters,
         stalls: &analysis.stalls,
         window_start_ns: model.window.start_ns,
+        gpu: &model.gpu,
+        gpu_ranks: &gpu_ranks,
     };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
     fold::fold(&mut report, model.bounds.limits.rows);

@@ -15,6 +15,7 @@ mod spin;
 
 use super::classify::{Slot, Verdict, classify};
 use super::context::Context;
+use super::cuda_wait::{self, CudaSums};
 use crate::model::cause::Cause;
 use crate::model::intern::NameId;
 use crate::model::socket::SocketId;
@@ -44,6 +45,8 @@ pub struct ThreadPartition {
     pub idle_ns: u64,
     /// Part of the stalled and idle time in which the thread looked again and again instead of sleeping.
     pub spin_ns: u64,
+    /// Waits for a GPU, which are among the rest too.
+    pub cuda: CudaSums,
 }
 
 /// The wait, from its first sleep to the last wake-up, as far as it lies in the window and in the thread's presence.
@@ -62,8 +65,15 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
     let mut slots = Vec::new();
     let spins = track.spins;
     let mut taken = spin::Taken::default();
-    innermost(track, |index, wait, span| {
+    innermost(track, |index, wait, span, within| {
         let verdict = classify(context, wait, &mut slots);
+        if let Some(function) = context.cuda.function(wait, within).filter(|_| verdict != Verdict::Stall) {
+            let is_own = within == 0 || cuda_wait::is_recorded(wait);
+            let part = (span, verdict, is_own);
+            cuda_wait::share_out(context, track, (index, wait), part, function, &mut result);
+            taken.calls.extend(Some(span).filter(|_| spins));
+            return;
+        }
         match verdict {
             Verdict::Other => {}
             // What of it belongs to a spin is decided with the spins.
@@ -91,8 +101,9 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
     result
 }
 
-/// Calls `emit` with the disjoint intervals, in order of time, in which each ordinary call is the innermost.
-fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan, Interval)) {
+/// Calls `emit` with the disjoint intervals, in order of time, in which each ordinary call is the innermost, and with the
+/// stack of the recorded wait for the GPU around it (0: none).
+fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan, Interval, u64)) {
     // Calls that have begun and may not have ended, by start; the last one is the innermost.
     let mut open: Vec<(u32, &WaitSpan, u64)> = Vec::new();
     let mut now = track.presence.start_ns;
@@ -100,7 +111,9 @@ fn innermost<'t>(track: &'t ThreadTrack, mut emit: impl FnMut(u32, &'t WaitSpan,
         while let Some((index, wait, end_ns)) = open.last().copied() {
             let span = Interval { start_ns: now, end_ns: end_ns.min(to_ns) };
             if !span.is_empty() {
-                emit(index, wait, span);
+                let recorded =
+                    open.iter().rev().map(|(_, wait, _)| *wait).find(|wait| cuda_wait::is_recorded(wait));
+                emit(index, wait, span, recorded.map_or(0, |wait| wait.user_stack));
                 now = span.end_ns;
             }
             if end_ns > to_ns {

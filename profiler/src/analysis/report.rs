@@ -46,6 +46,9 @@ pub struct Report {
     /// Time on GPUs (an addition to the contract); absent without any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuRow>,
+    /// Waits of threads for GPUs (an addition to the contract); absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuda_waits: Vec<CudaWaitRow>,
     /// Filled by the NCCL layer.
     pub init: Vec<serde_json::Value>,
     /// Filled by the NCCL layer; null without steps.
@@ -385,6 +388,49 @@ pub struct GpuRow {
     /// NCCL kernels with no compute kernel of the process beside them.
     pub nccl_exposed_ns: u64,
     pub copy_ns: u64,
+    /// From the start of the first activity to the end of the last one (this and what follows are additions).
+    #[serde(default)]
+    pub span_ns: u64,
+    /// Times between activities in which none of the process ran on the device.
+    #[serde(default)]
+    pub gaps: Distribution,
+    /// Kernels and copies by name, most time first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_name: Vec<GpuKernelRow>,
+}
+
+/// Kernels, or copies, of one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuKernelRow {
+    /// Demangled, without arguments; of NCCL's kernels and of copies what they do.
+    pub name: String,
+    /// `compute`, `nccl`, `copy`.
+    pub class: String,
+    pub count: u64,
+    pub sum_ns: u64,
+    pub duration: Distribution,
+    /// From the beginning of the launching call to the start, of those whose launch was seen.
+    pub launch_queue: Distribution,
+}
+
+/// Waits of one thread in one function of CUDA, and what ran on the GPU meanwhile, by what counts most at each moment:
+/// the five parts add up to `waited_ns`. `nccl_ns`, `copy_ns` and `queue_ns` are stalled time of the thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CudaWaitRow {
+    pub pid: u32,
+    pub tid: u32,
+    /// `cudaStreamSynchronize` …
+    pub function: String,
+    pub count: u64,
+    pub waited_ns: u64,
+    pub compute_ns: u64,
+    pub nccl_ns: u64,
+    pub copy_ns: u64,
+    pub queue_ns: u64,
+    /// Nothing of the process was launched or running, as far as that was recorded.
+    pub unknown_ns: u64,
+    /// Part of `waited_ns` in which the thread looked again and again instead of sleeping.
+    pub spin_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::OnProgress;
 use super::connects::{Connects, RowKey};
 use super::context::Context;
+use super::cuda_wait;
 use super::dns_rest::DnsRest;
 use super::dns_wait::DnsWait;
 use super::late::Collector;
@@ -215,6 +216,7 @@ impl Sums {
             part.stalled_ns += portion.part.stalled_ns;
             part.idle_ns += portion.part.idle_ns;
             part.spin_ns += portion.part.spin_ns;
+            cuda_wait::append(&mut part.cuda, portion.part.cuda);
         }
         self.duplicates += portion.duplicates;
         portion

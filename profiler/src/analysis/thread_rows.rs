@@ -233,6 +233,9 @@ const LOOK_AHEAD: usize = 64;
 /// descriptor has something. That is one wait and not two: the sleep, with what little the look before it
 /// has outside of it.
 fn is_part_of_a_call(model: &Model, track: &ThreadTrack, index: u32, held_ns: u64) -> bool {
+    if super::cuda_wait::is_asleep(track, index) {
+        return true;
+    }
     let index = index as usize;
     let Some(wait) = track.waits.get(index).filter(|wait| wait.flags.nonblocking) else { return false };
     if held_ns.saturating_mul(2) >= clipped(track, wait).len() {

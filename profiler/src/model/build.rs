@@ -13,7 +13,7 @@ use super::owners::Owners;
 use super::packed::{Figures, KindId, PackedWaits, StacksId, WaitKind};
 use super::thread::{Interval, StoredThread, ThreadTrack};
 use super::wait;
-use super::{Model, python};
+use super::{Model, cuda, python};
 use crate::trace::record::{
     CallCount, Clock, CpuSamples, Environment, Handshake, Life, LifeEvent, Process, PythonStack, Record,
     Socket, Thread, ThreadTime, Wait, Window,
@@ -150,6 +150,11 @@ impl Builder {
             Record::GpuName(name) => self.model.gpu.add_name(&name),
             Record::GpuActivities(batch) => {
                 if !self.model.gpu.add(&batch) {
+                    self.inconsistent += 1;
+                }
+            }
+            Record::GpuSyncs(batch) => {
+                if !self.model.gpu.add_syncs(&batch) {
                     self.inconsistent += 1;
                 }
             }
@@ -378,6 +383,9 @@ impl Builder {
     }
 
     fn finish(mut self) -> Model {
+        for wait in cuda::waits(&mut self.model, &self.ns_tids) {
+            self.wait(wait);
+        }
         let window = self.bounded_window();
         let mut model = self.model;
         model.owners = Owners { ns_tids: self.ns_tids, threads: self.thread_ids.into_keys().collect() };
@@ -387,6 +395,7 @@ impl Builder {
         model.calls = self.calls.into_values().collect();
         let whole = Interval { start_ns: window.start_ns, end_ns: window.end_ns };
         model.gpu.clip(whole);
+        model.gpu.name_all(&mut model.names);
         for track in self.threads {
             model.threads.push(track.finish(whole));
         }

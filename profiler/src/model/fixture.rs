@@ -8,9 +8,11 @@ use super::Model;
 use crate::analysis::report::{CauseRow, TraceState};
 use crate::analysis::{Analysis, AnalysisOptions, analyse};
 use crate::model::cause::Cause;
+use crate::trace::gpu::{GpuActivities, GpuActivity, GpuName, GpuWhat};
+use crate::trace::gpu_sync::{GpuSync, GpuSyncs};
 use crate::trace::record::{
-    CpuSamples, Direction, DnsMessage, Ends, Handshake, Life, LifeEvent, Process, Record, Retransmit, Sched,
-    Socket, SocketSample, Thread, ThreadTime, Wait, WaitFlags, Window,
+    CpuSamples, Direction, DnsMessage, Ends, Frame, Handshake, Life, LifeEvent, Process, Record, Retransmit,
+    Sched, Socket, SocketSample, Space, Stack, Thread, ThreadTime, Wait, WaitFlags, Window,
 };
 
 pub const PID: u32 = 100;
@@ -242,4 +244,39 @@ pub fn sample(time_ns: u64, rtt_ns: u64, bytes: u64, at_start: bool, socket: Soc
         last_receive_age_ns: 0,
         at_start,
     })
+}
+
+/// Kernels and copies of the process: stream, what, start, end and queueing. Kernel 1 is an all-reduce of NCCL, 2 computes.
+pub fn gpu(trace: &mut Trace, activities: &[(u32, GpuWhat, u64, u64, Option<u64>)]) {
+    let name = |id, name: &str| Record::GpuName(GpuName { id, name: name.into() });
+    let mut batch = GpuActivities::new(PID);
+    let mut last = 0;
+    for &(stream, what, start_ns, end_ns, queue_ns) in activities {
+        let one = GpuActivity { pid: PID, device: 0, stream, what, start_ns, end_ns, queue_ns };
+        batch.push(&one, &mut last);
+    }
+    trace
+        .add(name(1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"))
+        .add(name(2, "gemm"))
+        .add(Record::GpuActivities(batch));
+}
+
+/// Calls of the first thread that the CUDA runtime recorded: place in `SYNCS`, start and end.
+pub fn syncs(trace: &mut Trace, calls: &[(u16, u64, u64)]) {
+    let mut batch = GpuSyncs::new(PID);
+    let mut last = 0;
+    for &(function, start_ns, end_ns) in calls {
+        batch.push(&GpuSync { pid: PID, ns_tid: PID, function, start_ns, end_ns }, &mut last);
+    }
+    trace.add(Record::GpuSyncs(batch));
+}
+
+/// A user stack with these functions, the innermost first: `poll@libc.so.6`.
+pub fn stack(trace: &mut Trace, id: u64, frames: &[&str]) {
+    let frame = |text: &&str| {
+        let (function, module) = text.split_once('@').unwrap_or((text, "train"));
+        Frame { function: function.into(), module: module.into(), offset: 0 }
+    };
+    let frames = frames.iter().map(frame).collect();
+    trace.add(Record::Stack(Stack { id, space: Space::User, frames, truncated: false }));
 }

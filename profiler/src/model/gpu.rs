@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use super::intern::{Interner, NameId};
 use super::thread::Interval;
 use crate::trace::gpu::{GpuActivities, GpuActivity, GpuName, GpuWhat};
+use crate::trace::gpu_sync::{GpuSync, GpuSyncs};
 
 /// Names in a trace at most; no recorder writes more.
 const NAMES: usize = 1 << 16;
@@ -13,6 +15,8 @@ const NAMES: usize = 1 << 16;
 #[derive(Clone, Debug, Default)]
 pub struct Gpu {
     pub activities: Vec<GpuActivity>,
+    /// Calls that waited for the GPU, until the model is whole: then they are among the waits of their threads.
+    pub(super) syncs: Vec<GpuSync>,
     names: HashMap<u32, KernelName>,
 }
 
@@ -23,6 +27,8 @@ pub struct KernelName {
     pub text: String,
     /// What it says, where it is one of NCCL.
     pub nccl: Option<NcclKernel>,
+    /// The number of its short label, of NCCL's.
+    pub label: NameId,
 }
 
 impl Gpu {
@@ -30,7 +36,7 @@ impl Gpu {
         if self.names.len() < NAMES {
             let text = readable(&name.name);
             let nccl = NcclKernel::parse(&text);
-            self.names.insert(name.id, KernelName { text, nccl });
+            self.names.insert(name.id, KernelName { text, nccl, label: NameId::default() });
         }
     }
 
@@ -40,6 +46,26 @@ impl Gpu {
         let is_whole = rows.is_some();
         self.activities.extend(rows.unwrap_or_default());
         is_whole
+    }
+
+    /// False where the columns do not fit together.
+    pub fn add_syncs(&mut self, batch: &GpuSyncs) -> bool {
+        let rows = batch.rows();
+        let is_whole = rows.is_some();
+        self.syncs.extend(rows.unwrap_or_default());
+        is_whole
+    }
+
+    /// Gives numbers to all that threads can be said to wait for.
+    pub(super) fn name_all(&mut self, names: &mut Interner) {
+        for name in self.names.values_mut() {
+            if let Some(nccl) = &name.nccl {
+                name.label = names.intern(&nccl.label());
+            }
+        }
+        for what in COPIES.iter().chain([&QUEUED]) {
+            names.intern(what);
+        }
     }
 
     /// Cuts everything to the window, and orders it.
@@ -90,6 +116,16 @@ pub enum GpuClass {
     Nccl,
     Copy,
     Compute,
+}
+
+impl GpuClass {
+    pub const fn name(self) -> &'static str {
+        match self {
+            GpuClass::Nccl => "nccl",
+            GpuClass::Copy => "copy",
+            GpuClass::Compute => "compute",
+        }
+    }
 }
 
 /// A kernel of NCCL, as its name says.
@@ -152,6 +188,19 @@ pub fn readable(raw: &str) -> String {
     }
     crate::symbols::demangle_function(raw)
 }
+
+/// What a thread waits for while nothing runs and something was launched.
+pub const QUEUED: &str = "launched, not started";
+
+const COPIES: [&str; 7] = [
+    "copy",
+    "host to device",
+    "device to host",
+    "array copy",
+    "device to device",
+    "host to host",
+    "peer to peer",
+];
 
 /// Name of a copy's direction, as CUPTI numbers them.
 pub fn copy_name(kind: u32) -> &'static str {

@@ -15,6 +15,7 @@ pub mod block;
 pub mod bounds;
 pub mod build;
 pub mod cause;
+pub mod cuda;
 pub mod dns;
 #[cfg(test)]
 pub mod fixture;

@@ -16,6 +16,7 @@ use crate::symbols::Symbolizer;
 use crate::target::ProcRoot;
 use crate::target::process::process_info;
 use crate::trace::gpu::{GpuActivities, GpuActivity, GpuName, GpuWhat};
+use crate::trace::gpu_sync::{GpuSync, GpuSyncs};
 use crate::trace::record::{Coverage, Environment, FamilyState, Loss, Record};
 
 /// Between two looks at the agents.
@@ -242,15 +243,34 @@ impl Worker<'_> {
             agent.names.insert(hash, id);
         }
         let now = Instant::now();
+        self.tell_syncs(agent.pid, &found);
         for activity in found {
-            if activity.kind == Kind::Launch {
-                agent.launched(&activity);
-            } else {
-                agent.pending.push_back((now, activity));
+            match activity.kind {
+                Kind::Launch => agent.launched(&activity),
+                Kind::Kernel | Kind::Copy => agent.pending.push_back((now, activity)),
+                Kind::Sync => {}
             }
         }
         self.write(agent, now, all);
         Ok(())
+    }
+
+    /// Writes the calls that waited for the GPU.
+    fn tell_syncs(&self, pid: u32, found: &[Activity]) {
+        let mut batch = GpuSyncs::new(pid);
+        let mut last = 0;
+        for one in found.iter().filter(|one| one.kind == Kind::Sync) {
+            let Activity { tid: ns_tid, detail: function, start_ns, end_ns, .. } = *one;
+            batch.push(&GpuSync { pid, ns_tid, function, start_ns, end_ns }, &mut last);
+            if batch.is_full() {
+                let full = std::mem::replace(&mut batch, GpuSyncs::new(pid));
+                self.tell(Record::GpuSyncs(full));
+                last = 0;
+            }
+        }
+        if !batch.is_empty() {
+            self.tell(Record::GpuSyncs(batch));
+        }
     }
 
     /// Writes the activities whose launches are known, and those that have waited long enough.

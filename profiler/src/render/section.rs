@@ -25,6 +25,8 @@ pub(super) fn tables(analysis: &Analysis) -> Vec<Table> {
         stall::worst_table(analysis),
         stall::cause_table(report),
         gpu::kernel_table(report),
+        gpu::wait_table(report, |tid| thread_label(analysis, tid)),
+        gpu::name_table(report),
         net::dns_table(report),
         net::connect_table(analysis),
         net::socket_table(analysis),

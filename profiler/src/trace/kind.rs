@@ -91,6 +91,7 @@ kinds! {
     RdmaAnchor = 53,
     GpuName = 41,
     GpuActivities = 42,
+    GpuSyncs = 80,
     MarkerFunction = 60,
     MarkerCalls = 61,
     PciDevice = 72,

@@ -6,6 +6,7 @@ mod columns;
 pub mod error;
 pub mod format;
 pub mod gpu;
+pub mod gpu_sync;
 pub mod ids;
 pub mod kind;
 pub mod marker;

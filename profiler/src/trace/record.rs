@@ -48,6 +48,7 @@ pub enum Record {
     CpuSamples(CpuSamples),
     GpuName(super::gpu::GpuName),
     GpuActivities(super::gpu::GpuActivities),
+    GpuSyncs(super::gpu_sync::GpuSyncs),
     MarkerFunction(super::marker::MarkerFunction),
     MarkerCalls(super::marker::MarkerCalls),
     PciDevice(super::place::PciDevice),

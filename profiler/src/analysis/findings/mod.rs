@@ -24,6 +24,7 @@ mod dns_reverse;
 mod dns_server;
 mod dns_waiting;
 mod far_side;
+mod gpu;
 mod interface;
 mod kept;
 mod late_rank;
@@ -65,6 +66,9 @@ pub struct Surroundings<'a> {
     /// One by one; empty where they were added up and nothing in `counters` asks for more.
     pub stalls: &'a [super::stall::Stall],
     pub window_start_ns: u64,
+    pub gpu: &'a crate::model::gpu::Gpu,
+    /// Collectives by the times of their kernels on all ranks.
+    pub gpu_ranks: &'a super::gpu_ranks::Ranks,
 }
 
 /// All findings of a report whose tables are filled, worst first, then by stalled time.
@@ -89,6 +93,8 @@ pub fn find(
     kept.extend(counters::find(&scene));
     kept.extend(pcie::find(&scene));
     kept.extend(numa::find(&scene));
+    let gpu = gpu::find(&scene, kept.held());
+    kept.extend(gpu);
     dns_server::subsume(kept.held());
     kept.finish()
 }

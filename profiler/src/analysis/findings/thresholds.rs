@@ -28,6 +28,7 @@ pub struct Thresholds {
     pub tcp: Tcp,
     pub net: Net,
     pub rdma: Rdma,
+    pub gpu: Gpu,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -154,6 +155,67 @@ pub struct Rdma {
     pub counter_errors: u64,
     /// … and of all of a port for each second, from which on also counters that load alone can move are a warning.
     pub counter_errors_per_second: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Gpu {
+    /// `gpu.launch_bound`: kernels whose launch was seen …
+    pub launch_kernels: u64,
+    /// … of which a tenth starts within this time of its launch …
+    #[serde(with = "span")]
+    pub launch_latency: Duration,
+    /// … and this share within twice the time of that tenth.
+    #[serde(with = "ratio")]
+    pub launch_prompt: f64,
+    /// `gpu.launch_bound`: gaps up to this length, ended by such a kernel …
+    #[serde(with = "span")]
+    pub launch_gap: Duration,
+    /// … take this share of the time …
+    #[serde(with = "ratio")]
+    pub launch_share: f64,
+    /// … and this much in all …
+    #[serde(with = "span")]
+    pub launch_least: Duration,
+    /// … while a thread works for this share of its time.
+    #[serde(with = "ratio")]
+    pub launch_busy: f64,
+    /// `gpu.underused`: share of the time in which the GPU does something, at most …
+    #[serde(with = "ratio")]
+    pub underused_busy: f64,
+    /// … from the first kernel to the last one, which are this far apart at least …
+    #[serde(with = "span")]
+    pub underused_span: Duration,
+    /// … and so many.
+    pub underused_kernels: u64,
+    /// `nccl.late_rank` by kernels: how much later a rank begins than all others, as a share of the recording …
+    #[serde(with = "ratio")]
+    pub late_share: f64,
+    /// … as a multiple of that of the next rank …
+    pub late_lead: f64,
+    /// … and in this share of the collectives.
+    #[serde(with = "ratio")]
+    pub late_part: f64,
+}
+
+impl Default for Gpu {
+    fn default() -> Gpu {
+        Gpu {
+            launch_kernels: 1000,
+            launch_latency: Duration::from_micros(100),
+            launch_prompt: 0.75,
+            launch_gap: Duration::from_micros(200),
+            launch_share: 0.20,
+            launch_least: Duration::from_millis(100),
+            launch_busy: 0.75,
+            underused_busy: 0.30,
+            underused_span: Duration::from_secs(2),
+            underused_kernels: 100,
+            late_share: 0.10,
+            late_lead: 2.0,
+            late_part: 0.75,
+        }
+    }
 }
 
 impl Default for Rdma {

@@ -2,7 +2,7 @@
 
 use crate::analysis::report::{CollectiveRow, Report};
 use crate::model::gpu::NcclKernel;
-use crate::render::name::escape_controls;
+use crate::render::name::{self, escape_controls};
 use crate::render::table::{Column, Table};
 use crate::render::unit::{bytes, count, duration, plural, share};
 
@@ -43,6 +43,77 @@ pub(super) fn kernel_table(report: &Report) -> Table {
     table
 }
 
+/// Kernels and copies by name, those of all processes with most time.
+pub(super) fn name_table(report: &Report) -> Table {
+    let columns = vec![
+        Column::figure("pid"),
+        Column::figure("GPU"),
+        Column::name("class"),
+        Column::name("kernel or copy"),
+        Column::figure("count"),
+        Column::figure("time"),
+        Column::figure("p50"),
+        Column::figure("p99"),
+        Column::figure("queue p50"),
+    ];
+    let mut rows: Vec<_> =
+        report.gpus.iter().flat_map(|gpu| gpu.by_name.iter().map(move |row| (gpu, row))).collect();
+    rows.sort_by_key(|(_, row)| std::cmp::Reverse(row.sum_ns));
+    let mut table = Table::of("On the GPU", columns, &rows, MOST, |(gpu, row)| {
+        vec![
+            gpu.pid.to_string(),
+            gpu.device.to_string(),
+            row.class.clone(),
+            name::frame(&row.name),
+            count(row.count),
+            duration(row.sum_ns),
+            duration(row.duration.p50_ns),
+            duration(row.duration.p99_ns),
+            if row.launch_queue.count > 0 {
+                duration(row.launch_queue.p50_ns)
+            } else {
+                "not seen".to_owned()
+            },
+        ]
+    });
+    table.remark = Some("time on the GPU; computing is no stall");
+    table
+}
+
+/// Threads that waited for a GPU, most time first.
+pub(super) fn wait_table(report: &Report, thread: impl Fn(u32) -> String) -> Table {
+    let columns = vec![
+        Column::name("thread"),
+        Column::name("function"),
+        Column::figure("calls"),
+        Column::figure("waited"),
+        Column::figure("compute"),
+        Column::figure("NCCL"),
+        Column::figure("copies"),
+        Column::figure("queue"),
+        Column::figure("idle GPU"),
+        Column::figure("spinning"),
+    ];
+    let mut table = Table::of("Waits for the GPU", columns, &report.cuda_waits, MOST, |row| {
+        vec![
+            thread(row.tid),
+            row.function.clone(),
+            count(row.count),
+            duration(row.waited_ns),
+            duration(row.compute_ns),
+            duration(row.nccl_ns),
+            duration(row.copy_ns),
+            duration(row.queue_ns),
+            duration(row.unknown_ns),
+            duration(row.spin_ns),
+        ]
+    });
+    table.remark = Some(
+        "what ran on the GPU meanwhile; NCCL, copies and queue are stalled time of the thread, the rest is not",
+    );
+    table
+}
+
 /// `AllReduce Sum f32 RING_LL`.
 fn kernel(row: &CollectiveRow) -> String {
     let words = NcclKernel {
@@ -59,8 +130,9 @@ fn kernel(row: &CollectiveRow) -> String {
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let whole = report.target.duration_ns;
     let rows = report.gpus.iter().map(|row| {
+        let gaps = &row.gaps;
         format!(
-            "device {} of process {}: busy {} of {} ({}): compute {}, NCCL {} ({} exposed), copies {} ({}); {}",
+            "device {} of process {}: busy {} of {} ({}): compute {}, NCCL {} ({} exposed), copies {} ({}); {}; {}, in all {}, p50 {}, longest {}",
             row.device,
             row.pid,
             duration(row.busy_ns),
@@ -72,6 +144,10 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
             duration(row.copy_ns),
             bytes(row.copied_bytes),
             plural(row.kernels, "kernel"),
+            plural(gaps.count, "gap"),
+            duration(gaps.sum_ns),
+            duration(gaps.p50_ns),
+            duration(gaps.max_ns),
         )
     });
     rows.collect()

@@ -8,10 +8,12 @@ use super::{Surroundings, Thresholds, find};
 use crate::analysis::dns::DnsAnalysis;
 use crate::analysis::dns::tests::script::Script;
 use crate::analysis::far_end::FarEnds;
+use crate::analysis::gpu_ranks::Ranks;
 use crate::analysis::late::Late;
 use crate::analysis::places::Places;
 use crate::analysis::report::{Finding, Report, TargetRow};
 use crate::analysis::socket_queues::SocketQueues;
+use crate::model::gpu::Gpu;
 use crate::model::place::Place;
 use crate::trace::record::Environment;
 
@@ -72,6 +74,8 @@ fn found_with(
         counters: &[],
         stalls: &[],
         window_start_ns: 0,
+        gpu: &Gpu::default(),
+        gpu_ranks: &Ranks::default(),
     };
     check(find(report, dns, surroundings, &Thresholds::default()))
 }
