@@ -4,7 +4,8 @@
 //   cuda_job FOLDER [quiet] [WAIT…]     WAIT: futex poll epoll sleep vector; no WAIT: only the launching thread
 // More words: filtered (a thread that waits in poll and dies with the process at memfd_create), fork (the launching
 // thread forks children that launch too), nocupti (no libcupti by its name), storm (a thread that sleeps while signals
-// rain on it, each of which has to be handled once).
+// rain on it, each of which has to be handled once), busy (a thread that always runs), many (opens FOLDER/many0.so and so
+// on, as far as there are).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -106,6 +107,10 @@ static void *vector_thread(void *x) {
     }
     return x;
 }
+static void *busy_thread(void *x) {
+    while (!over) turns++;
+    return x;
+}
 static void *filtered_thread(void *x) {
 #ifdef __GLIBC__
     struct sock_filter filter[] = {
@@ -176,10 +181,18 @@ static void *load(const char *folder, const char *name) {
     if (!handle) { fprintf(stderr, "%s\n", dlerror()); exit(1); }
     return handle;
 }
+static void load_many(const char *folder) {
+    char path[4096];
+    for (int i = 0;; i++) {
+        snprintf(path, sizeof path, "%s/many%d.so", folder, i);
+        if (access(path, R_OK) || !dlopen(path, RTLD_NOW)) return;
+    }
+}
 int main(int count, char **words) {
     static const struct { const char *name; void *(*run)(void *); } kinds[] = {
         {"futex", futex_thread}, {"poll", poll_thread}, {"epoll", epoll_thread},
         {"sleep", sleep_thread}, {"vector", vector_thread}, {"filtered", filtered_thread},
+        {"busy", busy_thread},
     };
     pthread_t thread[64];
     pthread_t under_storm;
@@ -190,6 +203,7 @@ int main(int count, char **words) {
         quiet |= !strcmp(words[i], "quiet");
         storm |= !strcmp(words[i], "storm");
         forks |= !strcmp(words[i], "fork");
+        if (!strcmp(words[i], "many")) load_many(words[1]);
         if (!strcmp(words[i], "nocupti")) cupti_name = "libgpu.so";
     }
     load(words[1], "libcuda.so.1");

@@ -47,6 +47,17 @@ impl CudaJob {
         job
     }
 
+    /// Libraries that the job loads at the word `many`.
+    ///
+    /// # Panics
+    /// Where they cannot be written.
+    pub fn add_libraries(&self, count: usize) {
+        for number in 0..count {
+            std::fs::copy(self.path("libgpu.so"), self.path(&format!("many{number}.so")))
+                .expect("copies a file");
+        }
+    }
+
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

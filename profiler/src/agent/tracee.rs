@@ -95,6 +95,10 @@ impl Tracee {
         (&self.xstate, self.mask)
     }
 
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
     pub(super) fn tid(&self) -> u32 {
         self.tid
     }
@@ -152,9 +156,28 @@ impl Tracee {
         request(how, self.tid, 0, 0).map_err(self.failed("CONT"))
     }
 
+    /// Lets it run until it is interrupted, or something happens.
+    pub(super) fn go(&mut self) -> Result<(), AgentError> {
+        self.resume(libc::PTRACE_CONT)
+    }
+
     /// Waits until it stands; signals that came are kept for later.
     pub(super) fn wait(&mut self, limit: Duration) -> Result<Halt, AgentError> {
         let begun = Instant::now();
+        loop {
+            if let Some(halt) = self.look(libc::PTRACE_SYSCALL)? {
+                return Ok(halt);
+            }
+            let waited = begun.elapsed();
+            if waited > limit {
+                return Err(AgentError::Slow { what: "a stop", tid: self.tid });
+            }
+            pause(waited);
+        }
+    }
+
+    /// Why it stands, if it does. After a signal, which is kept for later, it goes on in the way `how`.
+    pub(super) fn look(&mut self, how: libc::c_uint) -> Result<Option<Halt>, AgentError> {
         loop {
             let mut status = 0;
             // SAFETY: `status` is written while the call lasts.
@@ -168,30 +191,21 @@ impl Tracee {
                 return Err(AgentError::Gone { pid: self.pid });
             }
             if got == 0 {
-                let waited = begun.elapsed();
-                if waited > limit {
-                    return Err(AgentError::Slow { what: "a stop", tid: self.tid });
-                }
-                if waited > Duration::from_millis(2) {
-                    std::thread::sleep(Duration::from_micros(50));
-                } else {
-                    std::thread::yield_now();
-                }
-                continue;
+                return Ok(None);
             }
             let signal = libc::WSTOPSIG(status);
             if signal == libc::SIGTRAP | 0x80 {
-                return Ok(Halt::SystemCall);
+                return Ok(Some(Halt::SystemCall));
             }
             if status >> 16 == libc::PTRACE_EVENT_STOP {
                 self.at_event = true;
-                return Ok(Halt::Event);
+                return Ok(Some(Halt::Event));
             }
             if RAISED.contains(&signal) && self.is_raised() {
-                return Ok(Halt::Fault(signal));
+                return Ok(Some(Halt::Fault(signal)));
             }
             self.held.push(signal);
-            self.resume(libc::PTRACE_SYSCALL)?;
+            self.resume(how)?;
         }
     }
 
@@ -235,6 +249,13 @@ impl Tracee {
         Ok(())
     }
 
+    /// Lets it go on as it stands: it is on a way of its own.
+    pub(super) fn leave(mut self) -> Duration {
+        let stopped = self.since.elapsed();
+        self.abandon();
+        stopped
+    }
+
     fn detach(&mut self) {
         // It fails for a thread that is gone, or runs: that one is let go with our own thread.
         let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
@@ -266,6 +287,15 @@ impl Drop for Tracee {
         if !self.gone && self.give_back().is_err() {
             self.abandon();
         }
+    }
+}
+
+/// Between two looks: short ones at first.
+pub(super) fn pause(waited: Duration) {
+    if waited > Duration::from_millis(2) {
+        std::thread::sleep(Duration::from_micros(50));
+    } else {
+        std::thread::yield_now();
     }
 }
 
