@@ -60,7 +60,7 @@ pub fn uses_cuda(root: &ProcRoot, pid: u32) -> bool {
     maps::mappings(root, pid).is_ok_and(|maps| has_cuda(&maps))
 }
 
-fn has_cuda(maps: &[Mapping]) -> bool {
+pub(super) fn has_cuda(maps: &[Mapping]) -> bool {
     maps.iter().any(|mapping| mapping.file_name().starts_with("libcuda.so"))
 }
 

@@ -17,7 +17,7 @@ use super::error::AgentError;
 use super::image::Image;
 use super::remote::{Ended, Memory, Remote};
 use super::ring::Ring;
-use super::tracee::Tracee;
+use super::tracee::{Haste, Tracee};
 use super::way_back::{SIGRETURN, SYSCALL_RET, WayBack};
 use super::{LIBRARY, safe_point};
 use crate::symbols::Symbolizer;
@@ -104,12 +104,14 @@ fn enter(
         let (start, _) = place.stack_of(kept.rsp, kept.fs_base)?;
         WayBack::new(kept, tracee.kept_state(), sigreturn, start, &data)
     };
+    let haste = Haste::new();
     let (tracee, way_back) = safe_point::stop(root, pid, symbolizer, own_child, way_back)?;
     let tid = tracee.tid();
     let remote = Remote::new(place, &memory, tracee, gadget, way_back)?;
     let mut visit = Visit { place, memory: &memory, remote, image, mapped: None };
     let outcome = visit.make(token);
     let released = visit.remote.finish();
+    drop(haste);
     let ring = outcome?;
     let stopped = released?;
     let beating = Arc::new(AtomicBool::new(true));

@@ -7,6 +7,7 @@
 
 pub mod check;
 pub mod error;
+pub mod forks;
 mod image;
 pub mod load;
 #[cfg(test)]
@@ -25,3 +26,8 @@ pub use seccomp::Objection;
 
 /// The library, as `cargo xtask build` made it; empty where it did not.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so"));
+
+/// The library as a file; `None` where this program was built without it.
+pub fn library() -> Option<&'static [u8]> {
+    (!LIBRARY.is_empty()).then_some(LIBRARY)
+}
