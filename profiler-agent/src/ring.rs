@@ -27,17 +27,27 @@ pub struct Ring {
     base: *mut u8,
 }
 
-pub fn map(fd: i32) -> bool {
+/// Makes the shared file and maps it; its descriptor.
+pub fn make() -> Option<i32> {
     if !mark() {
-        return false;
+        return None;
     }
-    let Some(base) = sys::map(SIZE, sys::SHARED, fd) else { return false };
+    let fd = sys::memory_file(c"stallscope-ring", SIZE)?;
+    let Some(base) = sys::map(SIZE, sys::SHARED, fd) else {
+        sys::close(fd);
+        return None;
+    };
     sys::in_children(base, SIZE, ForkAdvice::Nothing);
+    // One of a call that was taken back.
+    unmap();
     for known in &SEEN {
         known.store(0, Ordering::Relaxed);
     }
+    // SAFETY: aligned, inside the mapping.
+    let alive = unsafe { AtomicU64::from_ptr(base.add(offset_of!(Control, alive_ns)).cast()) };
+    alive.store(sys::now_ns(), Ordering::Relaxed);
     BASE.store(base, Ordering::SeqCst);
-    true
+    Some(fd)
 }
 
 /// Makes the page that tells this process from its children; it stays for later recordings.

@@ -2,12 +2,17 @@
 
 use core::arch::asm;
 
+const CLOSE: usize = 3;
 const MMAP: usize = 9;
 const MUNMAP: usize = 11;
+const SCHED_YIELD: usize = 24;
 const MADVISE: usize = 28;
 const NANOSLEEP: usize = 35;
-const GETTID: usize = 186;
+const FTRUNCATE: usize = 77;
 const PRCTL: usize = 157;
+const GETTID: usize = 186;
+const CLOCK_GETTIME: usize = 228;
+const MEMFD_CREATE: usize = 319;
 
 pub const PRIVATE: usize = 0x22;
 pub const SHARED: usize = 0x01;
@@ -70,6 +75,44 @@ pub fn in_children(address: *mut u8, len: usize, what: ForkAdvice) -> bool {
 pub enum ForkAdvice {
     Nothing = 10,
     Zeros = 18,
+}
+
+/// A new file in memory of this length, closed by `exec`; `None` where there is none.
+pub fn memory_file(name: &core::ffi::CStr, len: usize) -> Option<i32> {
+    const CLOSE_ON_EXEC: usize = 1;
+    // SAFETY: the kernel reads `name`, which ends with 0.
+    let fd = unsafe { syscall(MEMFD_CREATE, [name.as_ptr() as usize, CLOSE_ON_EXEC, 0, 0, 0, 0]) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: touches no memory.
+    if unsafe { syscall(FTRUNCATE, [fd as usize, len, 0, 0, 0, 0]) } == 0 {
+        return Some(fd as i32);
+    }
+    close(fd as i32);
+    None
+}
+
+/// Closes a descriptor of ours; -1 is none.
+pub fn close(fd: i32) {
+    if fd >= 0 {
+        // SAFETY: touches no memory.
+        unsafe { syscall(CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// `CLOCK_MONOTONIC` without any function of the process; 0 where it cannot be had.
+pub fn now_ns() -> u64 {
+    let mut time = Timespec { sec: 0, nsec: 0 };
+    // SAFETY: the kernel writes `time`, which lives until it returns.
+    unsafe { syscall(CLOCK_GETTIME, [1, &raw mut time as usize, 0, 0, 0, 0]) };
+    (time.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.nsec as u64)
+}
+
+/// Lets other threads run.
+pub fn give_way() {
+    // SAFETY: touches no memory.
+    unsafe { syscall(SCHED_YIELD, [0; 6]) };
 }
 
 pub fn sleep_ms(ms: i64) {

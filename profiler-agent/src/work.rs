@@ -16,7 +16,8 @@ const FLUSH_EVERY: u32 = 5;
 /// How long an API callback is waited for, in which CUPTI can be finalised.
 const FINALIZE_MS: i64 = 500;
 
-/// Not 0 while a recording lasts.
+/// Not 0 while a recording lasts. A recorder that takes its call back clears it.
+#[unsafe(export_name = "stallscope_active")]
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 static DLOPEN: AtomicUsize = AtomicUsize::new(0);
 static DLSYM: AtomicUsize = AtomicUsize::new(0);

@@ -192,30 +192,56 @@ pub struct NameHead {
     pub complete: u32,
 }
 
-/// What the recorder hands to the agent's entry, `stallscope_start(*const Start) -> i64`: a `START_*`.
+/// What the recorder hands to the agent's entry, `stallscope_start(*mut Start)`, and what that answers. It lies on the
+/// stack of the thread that makes the call, below what that thread uses, and is gone when the thread goes on.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Start {
     pub version: u32,
-    pub ring: i32,
+    /// A [`Phase`]; both sides write it in turn.
+    pub phase: u32,
     /// Functions of the target's libc.
     pub dlopen: u64,
     pub dlsym: u64,
     pub pthread_create: u64,
     pub pthread_detach: u64,
     pub clock_gettime: u64,
+    pub errno_location: u64,
+    /// A descriptor to close, -1: none.
+    pub image: i32,
+    /// Agent: descriptor of the shared file, -1: none.
+    pub ring: i32,
+    /// Agent: a `START_*`.
+    pub result: i64,
+    /// What the entry leaves in `stallscope_left` when the thread takes its own way; never 0.
+    pub token: u64,
     /// CUPTI's path in the target, ends with 0.
     pub path: [u8; PATH_LEN],
 }
 
-/// The agent's thread runs. Neither this nor the others is the number of a system call: where the recorder has died, one
-/// is made of what the entry returned.
+/// How far the entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Phase {
+    Begun = 0,
+    /// Agent: `ring` is there to be opened.
+    Offered = 1,
+    /// Recorder: it was.
+    Opened = 2,
+    /// Agent: all is done, and the thread waits to be put back.
+    Done = 3,
+}
+
+/// The entry waits this long for the recorder, then for being put back; after that the thread takes its own way.
+pub const HOLD_NS: u64 = 200_000_000;
+
+/// The agent's thread runs.
 pub const START_OK: i64 = 0x2000_0000;
 /// The agent works for another recorder.
 pub const START_BUSY: i64 = START_OK + 1;
 /// Of another version.
 pub const START_VERSION: i64 = START_OK + 2;
-/// The shared file could not be mapped.
+/// The shared file could not be made or mapped.
 pub const START_MAP: i64 = START_OK + 3;
 /// No thread could be made.
 pub const START_THREAD: i64 = START_OK + 4;
@@ -237,7 +263,7 @@ const _: () = {
     assert!(size_of::<Control>() == 112);
     assert!(size_of::<Slot>() == 64);
     assert!(size_of::<NameHead>() == 16);
-    assert!(size_of::<Start>() == 48 + PATH_LEN);
+    assert!(size_of::<Start>() == 80 + PATH_LEN);
     assert!(offset_of!(Control, head) == 32);
     assert!(SLOTS.is_power_of_two());
     assert!(SIZE <= 8 << 20);

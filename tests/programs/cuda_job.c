@@ -4,7 +4,9 @@
 //   cuda_job FOLDER [quiet] [WAIT…]     WAIT: futex poll epoll sleep vector; no WAIT: only the launching thread
 // spinning, blocking: a thread that computes, all-reduces, and waits for both in a CUDA synchronisation. More words: filtered (a thread that waits in poll and dies with the process at memfd_create), fork (the launching
 // thread forks children that launch too), nocupti (no libcupti by its name), storm (a thread that sleeps while signals
-// rain on it, each of which has to be handled once).
+// rain on it, each of which has to be handled once), busy (a thread that always runs), many (opens FOLDER/many0.so and so
+// on, as far as there are), init (calls cuInit), workers (forks two children that live as long as it does), filter=FILE
+// (the whole process has this system-call filter, sock_filter after sock_filter).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -107,6 +109,10 @@ static void *vector_thread(void *x) {
     }
     return x;
 }
+static void *busy_thread(void *x) {
+    while (!over) turns++;
+    return x;
+}
 static void *filtered_thread(void *x) {
 #ifdef __GLIBC__
     struct sock_filter filter[] = {
@@ -187,10 +193,38 @@ static void *load(const char *folder, const char *name) {
     if (!handle) { fprintf(stderr, "%s\n", dlerror()); exit(1); }
     return handle;
 }
+static void fork_workers(void) {
+#ifdef __GLIBC__
+    for (int i = 0; i < 2; i++) {
+        if (fork()) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+#endif
+}
+static void filter_all(const char *path) {
+#ifdef __GLIBC__
+    static struct sock_filter filter[4096];
+    FILE *file = fopen(path, "r");
+    struct sock_fprog program = {0, filter};
+    if (file) program.len = fread(filter, sizeof *filter, 4096, file), fclose(file);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) exit(4);
+#else
+    (void)path;
+#endif
+}
+static void load_many(const char *folder) {
+    char path[4096];
+    for (int i = 0;; i++) {
+        snprintf(path, sizeof path, "%s/many%d.so", folder, i);
+        if (access(path, R_OK) || !dlopen(path, RTLD_NOW)) return;
+    }
+}
 int main(int count, char **words) {
     static const struct { const char *name; void *(*run)(void *); } kinds[] = {
         {"futex", futex_thread}, {"poll", poll_thread}, {"epoll", epoll_thread},
         {"sleep", sleep_thread}, {"vector", vector_thread}, {"filtered", filtered_thread},
+        {"busy", busy_thread},
     };
     pthread_t thread[64];
     pthread_t under_storm;
@@ -203,15 +237,21 @@ int main(int count, char **words) {
         if (!strcmp(words[i], "spinning")) steps = 1;
         if (!strcmp(words[i], "blocking")) steps = 2;
         forks |= !strcmp(words[i], "fork");
+        if (!strcmp(words[i], "many")) load_many(words[1]);
+        if (!strncmp(words[i], "filter=", 7)) filter_all(words[i] + 7);
         if (!strcmp(words[i], "nocupti")) cupti_name = "libgpu.so";
     }
-    load(words[1], "libcuda.so.1");
+    void *cuda = load(words[1], "libcuda.so.1");
     void *cupti = load(words[1], cupti_name);
     run = (void (*)(const char *, uint64_t, uint32_t, uint64_t, uint64_t))dlsym(cupti, "fake_run");
     synchronize = (uint32_t (*)(int))dlsym(cupti, "cudaStreamSynchronize");
     flush = (uint32_t (*)(uint32_t))dlsym(cupti, "cuptiActivityFlushAll");
     long (*finalized)(void) = (long (*)(void))dlsym(cupti, "fake_finalized");
     long (*active)(void) = (long (*)(void))dlsym(cupti, "fake_active");
+    for (int i = 2; i < count; i++) {
+        if (!strcmp(words[i], "init") && ((int (*)(unsigned))dlsym(cuda, "cuInit"))(0)) return 5;
+        if (!strcmp(words[i], "workers")) fork_workers();
+    }
     for (int i = 2; i < count; i++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
             if (!strcmp(words[i], kinds[k].name)) pthread_create(&thread[threads++], 0, kinds[k].run, 0);

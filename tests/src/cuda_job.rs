@@ -39,12 +39,22 @@ impl CudaJob {
         let folder = tempfile::tempdir().expect("makes a temporary folder");
         let job = CudaJob { folder };
         job.compile(compiler, "fake_cupti.c", "libcupti.so.12", &["-shared", "-fPIC"]);
+        job.compile(compiler, "fake_cuda.c", "libcuda.so.1", &["-shared", "-fPIC"]);
         job.compile(compiler, "cuda_job.c", "job", &[]);
-        // Only their names count.
-        for name in ["libcuda.so.1", "libgpu.so"] {
-            std::fs::copy(job.path("libcupti.so.12"), job.path(name)).expect("copies a file");
-        }
+        // Another name, by which nobody knows it.
+        std::fs::copy(job.path("libcupti.so.12"), job.path("libgpu.so")).expect("copies a file");
         job
+    }
+
+    /// Libraries that the job loads at the word `many`.
+    ///
+    /// # Panics
+    /// Where they cannot be written.
+    pub fn add_libraries(&self, count: usize) {
+        for number in 0..count {
+            std::fs::copy(self.path("libgpu.so"), self.path(&format!("many{number}.so")))
+                .expect("copies a file");
+        }
     }
 
     pub fn folder(&self) -> &Path {

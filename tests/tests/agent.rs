@@ -54,6 +54,14 @@ fn kernels_arrive_with_their_names_durations_and_queueing() {
     assert_eq!(cause("gpu.copy")["duration"]["p50_ns"], COPY_NS);
     assert_eq!(cause("gpu.queue")["duration"]["max_ns"], NCCL_QUEUE_NS);
     assert_eq!(report["coverage"]["losses"], serde_json::json!({}));
+    let environment = report["environment"].as_array().expect("a list");
+    let ms = |what: &str| -> f64 {
+        let row = environment.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("no {what}"));
+        let value = row["value"].as_str().expect("text").strip_suffix(" ms").expect("milliseconds");
+        value.parse().expect("a number")
+    };
+    let (running, first) = (ms("agent.running_after"), ms("agent.first_record_after"));
+    assert!(0.0 < running && running <= first, "{running} {first}");
     let folder = trace.folder().join("cause.svg");
     let (path, svg) = (trace.path.to_string_lossy(), folder.to_string_lossy());
     assert!(stallscope_tests::stallscope(&["flame", &path, "--view", "cause", "-o", &svg]).status.success());

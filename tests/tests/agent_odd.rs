@@ -50,7 +50,7 @@ fn a_filter_of_a_single_thread_that_kills_keeps_the_agent_out() {
     require_root();
     let job = CudaJob::build();
     let mut program = job.start(&["sleep", "filtered"], &[]);
-    assert!(reason(program.pid()).contains("seccomp filter"));
+    assert!(reason(program.pid()).contains("different system-call filters (seccomp filter)"));
     assert_unharmed(&mut program);
     assert_eq!(program.end(), 0);
 }
@@ -99,23 +99,13 @@ fn a_process_in_a_container_is_entered_with_its_own_files() {
 }
 
 #[test]
-fn a_loader_that_refuses_the_agent_leaves_the_process_as_it_was() {
+fn a_process_that_sees_no_proc_is_entered_all_the_same() {
     require_root();
     let job = CudaJob::build();
-    // Where a process has no /proc, it cannot open a file by its descriptor.
     let mut program = in_a_container(&job, "mount -t tmpfs none /proc &&");
     let pid = program.children()[0];
-    let size = || {
-        let count = |name: &str| std::fs::read_dir(format!("/proc/{pid}/{name}")).expect("it runs").count();
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs").lines().count();
-        (count("task"), count("fd"), maps)
-    };
-    let before = size();
-    assert!(reason(pid).contains("refused by the loader"));
-    let after = size();
-    assert_eq!((after.0, after.1), (before.0, before.1), "threads and descriptors");
-    // The thread that called the loader may have got a heap of its own from glibc: two mappings.
-    assert!(after.2 <= before.2 + 2, "{} mappings, {} before", after.2, before.2);
+    let report = record_launches(&mut program, pid, &[]).report();
+    assert_eq!(gpu_coverage(&report), ("on".to_owned(), String::new()));
     assert_unharmed(&mut program);
     assert_eq!(program.end(), 0);
 }
@@ -140,6 +130,31 @@ fn children_forked_while_the_agent_is_in_tell_it_nothing_and_are_unharmed() {
     assert!(stallscope_tests::stallscope(&["flame", &path, "--view", "cause", "-o", &out]).status.success());
     let drawn = std::fs::read_to_string(&svg).expect("drawn");
     assert!(drawn.contains("gemm_kernel") && !drawn.contains("kernel_of_a_child"));
+    assert_unharmed(&mut program);
+    assert_eq!(program.end(), 0);
+}
+
+#[test]
+fn forks_that_have_their_parents_cuda_are_left_alone_and_that_is_said() {
+    require_root();
+    let job = CudaJob::build();
+    let mut program = job.start(&["poll", "sleep", "init", "workers"], &[]);
+    let pid = program.pid();
+    let workers = program.children();
+    assert_eq!(workers.len(), 2);
+    let report = record_launches(&mut program, pid, &[]).report();
+    let (state, reason) = gpu_coverage(&report);
+    assert_eq!(state, "on");
+    assert!(reason.contains(&format!("forks of process {pid} are left alone")), "{reason}");
+    // Recorded alone, one is left alone as well.
+    let report = Recorder::new().pid(workers[0]).duration("1s").start().wait().report();
+    let (state, reason) = gpu_coverage(&report);
+    assert_eq!(state, "off");
+    assert!(reason.contains(&format!("forks of process {pid} are left alone")), "{reason}");
+    for worker in workers {
+        let maps = std::fs::read_to_string(format!("/proc/{worker}/maps")).expect("it runs");
+        assert!(!maps.contains("stallscope-agent"));
+    }
     assert_unharmed(&mut program);
     assert_eq!(program.end(), 0);
 }

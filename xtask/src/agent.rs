@@ -17,7 +17,8 @@ pub fn build() -> Result<()> {
     let flags = [
         // Nothing of libc but the memory functions, without a version: any glibc has them.
         "-Clink-arg=-nostdlib",
-        "-Clink-arg=-Wl,--hash-style=gnu,-z,now,-z,noexecstack",
+        // What it exports is its own: no name is looked up when it is mapped.
+        "-Clink-arg=-Wl,--hash-style=gnu,-z,now,-z,noexecstack,-Bsymbolic",
         "-Crelocation-model=pic",
     ];
     let folder = paths::target().join("agent-build");

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use profiler_common::agent::PATH_LEN;
 
+use super::LIBRARY;
 use super::error::AgentError;
+use super::seccomp::Objection;
 use crate::target::elf::read_image;
 use crate::target::maps::{self, Mapping};
-use crate::target::root::{STATUS, read_bounded};
+use crate::target::root::{STATUS, read_bounded, read_file_bounded};
 use crate::target::{ProcRoot, rooted, traits};
 
 /// Functions that the agent is handed.
@@ -36,8 +38,6 @@ pub struct Place {
     pub cupti: PathBuf,
     /// Where the agent's library lies already.
     pub agent: Option<u64>,
-    /// Agents of any version, for a name never used before.
-    pub agents: usize,
 }
 
 impl Place {
@@ -60,7 +60,7 @@ pub fn uses_cuda(root: &ProcRoot, pid: u32) -> bool {
     maps::mappings(root, pid).is_ok_and(|maps| has_cuda(&maps))
 }
 
-fn has_cuda(maps: &[Mapping]) -> bool {
+pub(super) fn has_cuda(maps: &[Mapping]) -> bool {
     maps.iter().any(|mapping| mapping.file_name().starts_with("libcuda.so"))
 }
 
@@ -77,25 +77,13 @@ pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError
     if traits.is_32_bit == Some(true) {
         return Err(AgentError::Bits { pid });
     }
-    if matches!(traits.seccomp, traits::Seccomp::Strict | traits::Seccomp::Filter) {
-        return Err(AgentError::Seccomp { pid, mode: traits.seccomp.name() });
-    }
     if is_musl(root, pid, &maps) {
         return Err(AgentError::Musl { pid });
     }
     if forbids_all(root) {
         return Err(AgentError::Yama);
     }
-    for tid in root.tids(pid)? {
-        let guard = guard(root, pid, tid);
-        if let Some(tracer) = guard.tracer {
-            return Err(AgentError::Traced { pid, tracer });
-        }
-        // The agent's thread would have the filter of the one that starts it, and any may be that.
-        if guard.has_filter {
-            return Err(AgentError::Seccomp { pid, mode: "filter" });
-        }
-    }
+    look_at_threads(root, pid)?;
     let functions = functions(root, pid, &maps);
     for function in WANTED {
         if !functions.contains_key(function) {
@@ -105,7 +93,6 @@ pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError
     let code = maps.iter().find(|mapping| mapping.perms.execute && is_holder(mapping, "libc"));
     let code = code.map(|mapping| (mapping.start, mapping.end));
     let loader = maps.iter().filter(|mapping| mapping.perms.write && is_loader(mapping));
-    let agents = maps.iter().filter(|mapping| is_agent(mapping) && mapping.file_offset == 0);
     Ok(Place {
         pid,
         functions,
@@ -121,17 +108,50 @@ pub fn place(root: &ProcRoot, pid: u32, image: &str) -> Result<Place, AgentError
             .map_or((0, 0), |mapping| (mapping.start, mapping.end)),
         loader: loader.map(|mapping| (mapping.start, mapping.end)).collect(),
         cupti: cupti(root, pid, &maps).ok_or(AgentError::NoCupti { pid })?,
-        agent: agents.clone().find(|mapping| mapping.path == Path::new(image)).map(|mapping| mapping.start),
-        agents: agents.count(),
+        agent: agent(root, pid, &maps, image),
     })
 }
 
-/// What keeps others out of a thread.
+/// None may be traced, and all must have the same filters: the agent's thread has those of the thread that begins it, and
+/// its calls at the end of CUDA's those of others. Which filters they are shows when one of the threads stands still.
+fn look_at_threads(root: &ProcRoot, pid: u32) -> Result<(), AgentError> {
+    let mut first = None;
+    for tid in root.tids(pid)? {
+        let guard = guard(root, pid, tid);
+        if let Some(tracer) = guard.tracer {
+            return Err(AgentError::Traced { pid, tracer });
+        }
+        let Some(filters) = guard.filters else { continue };
+        if filters.mode == STRICT {
+            return Err(AgentError::Seccomp { pid, objection: Objection::Strict });
+        }
+        if *first.get_or_insert(filters) != filters {
+            return Err(AgentError::Seccomp { pid, objection: Objection::Mixed });
+        }
+    }
+    Ok(())
+}
+
+/// `Seccomp:` of a thread that may only read, write and end.
+const STRICT: u32 = 1;
+
+/// What keeps others out of a thread, and how it calls itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Guard {
     pub(super) tracer: Option<u32>,
-    /// A system-call filter, or the strict mode.
-    pub(super) has_filter: bool,
+    /// `None` where the thread is gone.
+    pub(super) filters: Option<FilterCount>,
+    /// Its id in its own namespace.
+    pub(super) own_tid: Option<u32>,
+}
+
+/// System-call filters as the kernel shows them to all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FilterCount {
+    /// 0: none, 1: strict, 2: filters.
+    pub(super) mode: u32,
+    /// `None` before Linux 5.9.
+    count: Option<u32>,
 }
 
 /// Reads it; nothing of a thread that is gone.
@@ -143,7 +163,10 @@ pub(super) fn guard(root: &ProcRoot, pid: u32, tid: u32) -> Guard {
     let number = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u32>().ok());
     Guard {
         tracer: number("TracerPid:").filter(|tracer| *tracer != 0),
-        has_filter: number("Seccomp:").is_some_and(|mode| mode != 0),
+        filters: number("Seccomp:").map(|mode| FilterCount { mode, count: number("Seccomp_filters:") }),
+        own_tid: text
+            .lines()
+            .find_map(|line| line.strip_prefix("NSpid:")?.split_whitespace().last()?.parse().ok()),
     }
 }
 
@@ -169,13 +192,24 @@ fn forbids_all(root: &ProcRoot) -> bool {
     scope.is_ok_and(|scope| scope.bytes.trim_ascii() == b"3")
 }
 
-/// Where the agent's library of this name lies.
-pub(super) fn agent(root: &ProcRoot, pid: u32, image: &str) -> Result<Option<u64>, AgentError> {
-    let maps = maps::mappings(root, pid)?;
-    let found = maps
-        .iter()
-        .find(|mapping| is_agent(mapping) && mapping.file_offset == 0 && mapping.path == Path::new(image));
-    Ok(found.map(|mapping| mapping.start))
+/// Where the agent's library lies already: mapped by an earlier recorder, or loaded by CUDA from a file that is this very
+/// library (`CUDA_INJECTION64_PATH`).
+fn agent(root: &ProcRoot, pid: u32, maps: &[Mapping], image: &str) -> Option<u64> {
+    let mut begins = maps.iter().filter(|mapping| mapping.file_offset == 0 && mapping.is_file());
+    let ours = begins.clone().find(|mapping| mapping.path == Path::new(image));
+    let found = ours.or_else(|| begins.find(|mapping| is_library(root, pid, mapping)));
+    found.map(|mapping| mapping.start)
+}
+
+fn is_library(root: &ProcRoot, pid: u32, mapping: &Mapping) -> bool {
+    // Most are of another size by far; the first mapping of one is no longer than its file, in pages.
+    if LIBRARY.is_empty() || mapping.end - mapping.start > (LIBRARY.len() as u64).next_multiple_of(4096) {
+        return false;
+    }
+    maps::open(root, pid, mapping).is_ok_and(|file| {
+        file.metadata().is_ok_and(|metadata| metadata.len() == LIBRARY.len() as u64)
+            && read_file_bounded(file, LIBRARY.len()).is_ok_and(|contents| contents.bytes == LIBRARY)
+    })
 }
 
 fn is_holder(mapping: &Mapping, holder: &str) -> bool {
@@ -186,10 +220,6 @@ fn is_holder(mapping: &Mapping, holder: &str) -> bool {
 fn is_loader(mapping: &Mapping) -> bool {
     let name = mapping.file_name();
     name.starts_with("ld-linux") || name.starts_with("ld-2.")
-}
-
-fn is_agent(mapping: &Mapping) -> bool {
-    mapping.path.to_string_lossy().starts_with("/memfd:stallscope-agent-")
 }
 
 fn functions(root: &ProcRoot, pid: u32, maps: &[Mapping]) -> BTreeMap<String, u64> {
@@ -283,11 +313,13 @@ mod tests {
 
     #[test]
     fn what_forbids_to_enter_is_named() {
-        let filtered = "TracerPid:\t0\nSeccomp:\t2\n";
+        let filtered = "TracerPid:\t0\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        let strict = "TracerPid:\t0\nSeccomp:\t1\n";
         let traced = "TracerPid:\t77\nSeccomp:\t0\n";
         let musl = format!("{CUDA}3000-4000 r-xp 0 08:01 8 /usr/lib/x86_64-linux-musl/libc.so\n");
         for (files, expected) in [
-            (("8/task/9/status", filtered), "seccomp filter"),
+            (("8/task/9/status", filtered), "different system-call filters"),
+            (("8/task/8/status", strict), "seccomp strict"),
             (("8/task/9/status", traced), "traced by process 77"),
             (("8/maps", musl.as_str()), "runs on musl"),
             (("8/exe", "\x7fELF\x02 /lib/ld-musl-x86_64.so.1"), "runs on musl"),

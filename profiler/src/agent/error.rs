@@ -4,6 +4,7 @@ use std::io;
 
 use nix::errno::Errno;
 
+use super::seccomp::Objection;
 use crate::target::ReadError;
 
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +19,8 @@ pub enum AgentError {
     Musl { pid: u32 },
     #[error("process {pid} is a 32-bit program")]
     Bits { pid: u32 },
-    #[error("process {pid} has a system-call filter (seccomp {mode}), which may kill it for a call of ours")]
-    Seccomp { pid: u32, mode: &'static str },
+    #[error("process {pid} cannot be entered: {objection}")]
+    Seccomp { pid: u32, objection: Objection },
     #[error("process {pid} is traced by process {tracer} already")]
     Traced { pid: u32, tracer: u32 },
     #[error(
@@ -46,8 +47,6 @@ pub enum AgentError {
     Slow { what: &'static str, tid: u32 },
     #[error("{what} failed in process {pid}: {errno}")]
     Call { what: &'static str, pid: u32, errno: Errno },
-    #[error("the agent's library was refused by the loader of process {pid}")]
-    Refused { pid: u32 },
     #[error("another recorder has the agent in process {pid}")]
     Busy { pid: u32 },
     #[error("the agent in process {pid} did not start (code {code})")]

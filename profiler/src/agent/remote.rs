@@ -1,25 +1,25 @@
-//! Calls made in a stopped thread, on a stack of their own, so that nothing of the thread's is touched.
+//! Calls made in a stopped thread, on the free part of its stack, so that nothing that it uses is touched.
 
 use std::fs::{File, OpenOptions};
+use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use profiler_common::agent::{Phase, Start};
 
-use super::check::Place;
+use super::check::{Place, guard};
 use super::error::AgentError;
-use super::tracee::{Halt, Registers, Tracee};
-use super::way_back::{SIGRETURN, WayBack};
+use super::load::ENTRY;
+use super::tracee::{self, Halt, Registers, Tracee};
+use super::way_back::WayBack;
+use crate::target::ProcRoot;
 
-/// Bytes of the stack; loading a library takes a few thousand.
-const STACK: u64 = 256 << 10;
-/// For what the calls read, below the stack's top.
-pub(super) const DATA: u64 = 16 << 10;
 /// A system call of ours.
 const QUICK: Duration = Duration::from_secs(2);
-/// When a call that takes this long is waiting for the loader's lock, it is taken back.
+/// When the entry takes this long and is waiting for the loader's lock, it is taken back.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// When a call that takes this long is taken back whatever it does.
+/// When an entry that takes this long is taken back whatever it does.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Code that is looked through for a `syscall` instruction.
 const CODE: usize = 4 << 20;
@@ -67,10 +67,15 @@ pub(super) struct Remote<'a> {
     /// A `syscall; ret` in libc.
     gadget: u64,
     way_back: WayBack,
-    /// Lowest address of our stack.
-    stack: u64,
-    /// The thread as it calls itself: what a lock that it holds names as its owner.
-    own_tid: u32,
+    /// Where the library keeps the token of the last call that went its own way, and the token of ours.
+    left: Option<(u64, u64)>,
+}
+
+/// How the entry's call ends.
+pub(super) enum Ended {
+    Done,
+    /// It waited for the loader's lock, and stands where it did.
+    TakenBack,
 }
 
 impl<'a> Remote<'a> {
@@ -81,28 +86,26 @@ impl<'a> Remote<'a> {
         gadget: u64,
         way_back: WayBack,
     ) -> Result<Remote<'a>, AgentError> {
-        memory.write(way_back.state_at, &way_back.state)?;
-        memory.write(way_back.frame_at, &way_back.frame)?;
-        let mut remote = Remote { place, memory, tracee, gadget, way_back, stack: 0, own_tid: 0 };
+        memory.write(way_back.frame_at, &way_back.bytes)?;
+        let remote = Remote { place, memory, tracee, gadget, way_back, left: None };
+        // As if a call of ours had returned already: whatever becomes of us, the thread finds its way back.
         remote.tracee.set_registers(&Registers {
-            rip: gadget,
-            rsp: remote.way_back.frame_at,
-            rax: u64::MAX,
+            rip: remote.way_back.sigreturn,
+            rsp: remote.way_back.frame_at + 8,
             orig_rax: u64::MAX,
             ..*remote.tracee.kept()
         })?;
         remote.tracee.block_signals()?;
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        remote.stack =
-            remote.system_call("mmap", libc::SYS_mmap, [0, STACK, protection, flags, u64::MAX, 0])?;
-        remote.own_tid = remote.system_call("gettid", libc::SYS_gettid, [0; 6])? as u32;
         Ok(remote)
     }
 
-    /// Where data for calls can lie, [`DATA`] bytes.
+    /// Where the data lies that came with the way back.
     pub(super) fn data(&self) -> u64 {
-        self.stack + STACK - DATA
+        self.way_back.data_at
+    }
+
+    pub(super) fn tid(&self) -> u32 {
+        self.tracee.tid()
     }
 
     /// Makes a system call.
@@ -148,106 +151,76 @@ impl<'a> Remote<'a> {
         Ok(result as u64)
     }
 
-    /// Calls a function and returns what it returns. It comes back at a `syscall` instruction, whose system call is
-    /// not made. (Without us it is: its number is then the result, which is a pointer, never null, or a `START_*`:
-    /// no such call.)
-    pub(super) fn call(
+    /// Calls the agent's entry, which runs without a stop until it says in its data that it is done. `on_offer` is given
+    /// the descriptor that it offers. `left` is where it leaves the token when it goes its own way.
+    pub(super) fn enter(
         &mut self,
-        what: &'static str,
-        function: u64,
-        args: (u64, u64),
-    ) -> Result<u64, AgentError> {
-        let rsp = self.call_stack();
-        self.memory.write(rsp, &self.gadget.to_le_bytes())?;
-        self.memory.write(rsp + 8, &self.way_back.frame)?;
-        let at = self.run_call(what, function, args, self.gadget + 2)?;
-        self.tracee.set_registers(&Registers { orig_rax: u64::MAX, ..at })?;
-        self.tracee.run(QUICK)?;
-        Ok(at.orig_rax)
-    }
-
-    /// Calls a function whose result may be null, or any number, and is not wanted: it returns right into libc's return
-    /// from a signal handler, so that without us no system call is made of its result.
-    pub(super) fn call_blindly(
-        &mut self,
-        what: &'static str,
-        function: u64,
-        args: (u64, u64),
-    ) -> Result<(), AgentError> {
-        let rsp = self.call_stack();
-        let sigreturn = u64::from_le_bytes(self.memory.read(self.way_back.frame_at)?);
-        self.memory.write(rsp, &self.way_back.frame)?;
-        let at = self.run_call(what, function, args, sigreturn + SIGRETURN.len() as u64)?;
-        // Behind that instruction there is nothing: on by the other way, which ends there too.
-        self.tracee.set_registers(&Registers { orig_rax: u64::MAX, rip: self.gadget + 2, rsp, ..at })?;
-        self.tracee.run(QUICK)?;
-        Ok(())
-    }
-
-    /// Where the return address of a call goes: as after a call instruction, the stack is aligned above it.
-    fn call_stack(&self) -> u64 {
-        ((self.data() - 1024) & !15) - 8
-    }
-
-    /// Runs a function until it has returned and stands at the entry of a system call at `end`; the registers there.
-    fn run_call(
-        &mut self,
-        what: &'static str,
-        function: u64,
-        (first, second): (u64, u64),
-        end: u64,
-    ) -> Result<Registers, AgentError> {
-        let rsp = self.call_stack();
-        let regs = Registers {
-            rip: function,
-            rsp,
+        entry: u64,
+        left: (u64, u64),
+        mut on_offer: impl FnMut(i32),
+    ) -> Result<Ended, AgentError> {
+        let data = self.data();
+        self.tracee.set_registers(&Registers {
+            rip: entry,
+            rsp: self.way_back.frame_at,
             rbp: 0,
             rax: 0,
             orig_rax: u64::MAX,
-            rdi: first,
-            rsi: second,
+            rdi: data,
             eflags: plain_flags(self.tracee.kept().eflags),
             ..*self.tracee.kept()
-        };
-        self.tracee.set_registers(&regs)?;
+        })?;
+        self.left = Some(left);
+        self.tracee.go()?;
         let begun = Instant::now();
-        let mut entering = true;
+        let mut next_look = PATIENCE;
+        let mut offered = false;
         loop {
-            match self.tracee.run(PATIENCE) {
-                Ok(Halt::SystemCall) => {}
-                Ok(Halt::Event) => continue,
-                Ok(Halt::Fault(_)) => return Err(AgentError::Slow { what, tid: self.tracee.tid() }),
-                Err(error @ AgentError::Slow { .. }) => {
-                    drop(error);
-                    self.wait_on(what, begun)?;
+            let phase = u32::from_le_bytes(self.memory.read(data + offset_of!(Start, phase) as u64)?);
+            if phase == Phase::Offered as u32 && !offered {
+                offered = true;
+                let ring = self.memory.read(data + offset_of!(Start, ring) as u64)?;
+                on_offer(i32::from_le_bytes(ring));
+                let opened = (Phase::Opened as u32).to_le_bytes();
+                self.memory.write(data + offset_of!(Start, phase) as u64, &opened)?;
+            }
+            if phase == Phase::Done as u32 || self.has_left()? {
+                self.halt()?;
+                return Ok(Ended::Done);
+            }
+            match self.tracee.look(libc::PTRACE_CONT)? {
+                None => {}
+                Some(Halt::Fault(_)) => {
+                    return Err(AgentError::Slow { what: ENTRY, tid: self.tracee.tid() });
                 }
-                Err(error) => return Err(error),
+                Some(_) => self.tracee.go()?,
             }
-            let regs = self.tracee.registers()?;
-            if entering && regs.rip == end && regs.rsp == rsp + 8 {
-                return Ok(regs);
+            let waited = begun.elapsed();
+            if waited > next_look {
+                next_look = waited + PATIENCE;
+                let is_due = self.waits_for_the_loader() || waited > LIMIT;
+                if is_due && !self.holds_a_lock() {
+                    self.halt()?;
+                    return Ok(Ended::TakenBack);
+                }
             }
-            entering = !entering;
+            tracee::pause(waited);
         }
     }
 
-    /// The call takes long. While it waits for the loader's first lock nothing has happened yet, and it can be taken back. As
-    /// soon as it holds one it is waited for, however long that is: a lock without its holder would stop the program for good.
-    fn wait_on(&mut self, what: &'static str, begun: Instant) -> Result<(), AgentError> {
-        loop {
-            let is_due = self.waits_for_the_loader() || begun.elapsed() > LIMIT;
-            if is_due && !self.holds_a_lock() {
-                // Out of the system call it waits in: to its exit, and on to where registers can be given back.
-                self.tracee.interrupt()?;
-                self.tracee.wait(QUICK)?;
-                return Err(AgentError::Slow { what, tid: self.tracee.tid() });
-            }
-            match self.tracee.wait(PATIENCE) {
-                Ok(_) => return Ok(()),
-                Err(AgentError::Slow { .. }) => {}
-                Err(error) => return Err(error),
-            }
+    /// Stops the thread where it can be put back.
+    fn halt(&mut self) -> Result<(), AgentError> {
+        self.tracee.interrupt()?;
+        while self.tracee.wait(QUICK)? != Halt::Event {
+            self.tracee.go()?;
         }
+        Ok(())
+    }
+
+    /// Whether the thread went its own way, because we were slow.
+    pub(super) fn has_left(&self) -> Result<bool, AgentError> {
+        let Some((address, token)) = self.left else { return Ok(false) };
+        Ok(u64::from_le_bytes(self.memory.read(address)?) == token)
     }
 
     fn waits_for_the_loader(&self) -> bool {
@@ -263,20 +236,24 @@ impl<'a> Remote<'a> {
 
     /// Whether one of the loader's locks names this thread as its owner; also where that cannot be read.
     fn holds_a_lock(&self) -> bool {
+        // A lock names its owner as the owner calls itself.
+        let guard = guard(&ProcRoot::default(), self.place.pid, self.tid());
+        let Some(own_tid) = guard.own_tid else { return true };
         self.place.loader.iter().any(|(start, end)| {
             let len = usize::try_from(end.saturating_sub(*start)).unwrap_or(CODE).min(CODE);
             let mut bytes = vec![0; len];
             match self.memory.file.read_exact_at(&mut bytes, *start) {
-                Ok(()) => names(&bytes, self.own_tid),
+                Ok(()) => names(&bytes, own_tid),
                 Err(_) => true,
             }
         })
     }
 
-    /// Takes our stack away and lets the thread go on; returns for how long it was stopped.
-    pub(super) fn finish(mut self) -> Result<Duration, AgentError> {
-        // The thread is let go all the same; what stays mapped is 256 KB.
-        let _ = self.system_call("munmap", libc::SYS_munmap, [self.stack, STACK, 0, 0, 0, 0]);
+    /// Puts the thread back and lets it go on; returns for how long it was stopped.
+    pub(super) fn finish(self) -> Result<Duration, AgentError> {
+        if self.has_left()? {
+            return Ok(self.tracee.leave());
+        }
         self.tracee.release()
     }
 }

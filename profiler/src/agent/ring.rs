@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 pub use profiler_common::agent::Activity;
 use profiler_common::agent::{
-    CONTROL, Control, Kind, MAGIC, NAME_LEN, NAMES, NameHead, SIZE, SLOTS, Slot, State, VERSION,
+    CONTROL, Control, Kind, MAGIC, NAME_LEN, NAMES, NameHead, SLOTS, Slot, State, VERSION,
 };
 
 /// Slots taken in one go.
@@ -23,9 +23,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Writes the first page into a file that is empty still.
-    pub fn create(file: File, now_ns: u64) -> io::Result<Ring> {
-        file.set_len(SIZE as u64)?;
+    /// Writes the first page into a file that the agent has made, [`SIZE`] bytes of 0.
+    pub fn adopt(file: File, now_ns: u64) -> io::Result<Ring> {
         let ring = Ring { file, tail: 0, names: 0 };
         ring.put(offset_of!(Control, magic), &MAGIC.to_ne_bytes())?;
         ring.put(offset_of!(Control, version), &VERSION.to_ne_bytes())?;
@@ -168,10 +167,14 @@ fn read_u32(bytes: &[u8], offset: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use profiler_common::agent::SIZE;
+
     use super::*;
 
     fn ring() -> Ring {
-        Ring::create(tempfile::tempfile().unwrap(), 7).unwrap()
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SIZE as u64).unwrap();
+        Ring::adopt(file, 7).unwrap()
     }
 
     fn slot(ring: &Ring, number: u64, kind: u16, start_ns: u64, end_ns: u64) {

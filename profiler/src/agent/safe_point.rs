@@ -1,10 +1,12 @@
 //! A thread that can be stopped without harm: it waits in a system call that the kernel makes again by itself, and is
 //! in neither the loader nor an allocator, as its stack tells.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::check::guard;
 use super::error::AgentError;
+use super::seccomp::{Filters, Objection};
 use super::tracee::Tracee;
 use super::way_back::WayBack;
 use crate::probes::event::Registers;
@@ -72,6 +74,7 @@ pub(super) fn stop(
 ) -> Result<(Tracee, WayBack), AgentError> {
     let begun = Instant::now();
     let mut tries = 0;
+    let mut verdicts: HashMap<Filters, Result<(), Objection>> = HashMap::from([(Filters::default(), Ok(()))]);
     symbolizer.add_process(pid);
     while begun.elapsed() < PATIENCE {
         let mut tids = root.tids(pid)?;
@@ -85,27 +88,53 @@ pub(super) fn stop(
             if !is_harmless(&stack) {
                 continue;
             }
-            let tracee = match Tracee::stop(pid, tid) {
-                Ok(tracee) => tracee,
-                // It ended, or somebody else was faster.
-                Err(AgentError::Gone { .. }) => continue,
-                Err(error) => return Err(error),
-            };
-            let now = tracee.kept();
-            // It may have got a filter since the process was looked at.
-            let is_filtered = guard(root, pid, tid).has_filter;
-            if !is_filtered
-                && (now.rip, now.rsp, now.orig_rax as i64) == (position.ip, position.sp, position.call)
-            {
+            // Twice: filters that are new to us are looked at while the thread runs on.
+            for _ in 0..2 {
+                let tracee = match Tracee::stop(pid, tid) {
+                    Ok(tracee) => tracee,
+                    // It ended, or somebody else was faster.
+                    Err(AgentError::Gone { .. }) => break,
+                    Err(error) => return Err(error),
+                };
+                let now = tracee.kept();
+                if (now.rip, now.rsp, now.orig_rax as i64) != (position.ip, position.sp, position.call) {
+                    break;
+                }
+                let filters = filters(root, &tracee)?;
+                match verdicts.get(&filters) {
+                    Some(Ok(())) => {}
+                    Some(Err(objection)) => {
+                        return Err(AgentError::Seccomp { pid, objection: objection.clone() });
+                    }
+                    None => {
+                        drop(tracee);
+                        let verdict = filters.judge();
+                        verdicts.insert(filters, verdict);
+                        continue;
+                    }
+                }
                 // Without one it goes on as it was, and another one is looked for.
                 if let Some(way_back) = way_back(&tracee) {
                     return Ok((tracee, way_back));
                 }
+                break;
             }
         }
         std::thread::sleep(PAUSE);
     }
     Err(AgentError::NoSafePoint { pid, tries })
+}
+
+/// The filters of a thread that stands still. It may have got some since its process was looked at.
+fn filters(root: &ProcRoot, tracee: &Tracee) -> Result<Filters, AgentError> {
+    let (pid, tid) = (tracee.pid(), tracee.tid());
+    let has_none = || guard(root, pid, tid).filters.is_some_and(|filters| filters.mode == 0);
+    match Filters::read(tid) {
+        Ok(filters) => Ok(filters),
+        // Said of a thread without filters, and by kernels that cannot tell.
+        Err(_) if has_none() => Ok(Filters::default()),
+        Err(errno) => Err(AgentError::Seccomp { pid, objection: Objection::Unreadable(errno) }),
+    }
 }
 
 /// Calls that go on after a stop as if nothing had been.

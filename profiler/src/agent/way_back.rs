@@ -1,6 +1,6 @@
 //! The way back of a stopped thread that works without us: should the recorder die in the middle, the thread runs on
-//! in our call, returns to a `syscall; ret` in libc, and from there to libc's own return from a signal handler, which
-//! takes all of the thread's state from a signal frame that we laid below its stack.
+//! in our call and returns to libc's own return from a signal handler, which takes all of the thread's state from a
+//! signal frame that we laid below its stack. Between the two lies what our call is handed; below the frame it runs.
 
 use std::arch::x86_64::__cpuid_count;
 
@@ -12,8 +12,9 @@ pub(super) const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
 pub(super) const SIGRETURN: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 /// Bytes below the stack pointer that belong to the running function.
 const RED_ZONE: u64 = 128;
-/// Stack that has to be left below the frame.
-const REST: u64 = 4096;
+/// Stack that has to be left below the frame: our call begins a thread, which takes a few thousand bytes, and more where
+/// the program has an allocator of its own.
+const REST: u64 = 64 << 10;
 /// Bytes of a frame as the kernel reads it: return address, `ucontext`.
 pub(super) const FRAME: usize = 312;
 /// x87 and SSE state with the XSAVE header.
@@ -28,34 +29,42 @@ const FLAGS: u64 = 7;
 /// No state of an alternative signal stack: the kernel refuses it, and leaves that of the thread as it is.
 const KEEP_ALTERNATIVE: u32 = 0x40;
 
-/// A frame and the vector state that it names, with where both go.
+/// What is laid below a thread's stack.
 pub(super) struct WayBack {
-    /// The frame's address, which is where the stack pointer is to be when a call of ours ends.
+    /// The frame's address, which is where the stack pointer is to be when a call of ours begins: its return address
+    /// leads back.
     pub(super) frame_at: u64,
-    pub(super) frame: Vec<u8>,
-    pub(super) state_at: u64,
-    pub(super) state: Vec<u8>,
+    /// Where data for our call lies, at a multiple of 64.
+    pub(super) data_at: u64,
+    /// Libc's return from a signal handler.
+    pub(super) sigreturn: u64,
+    /// All bytes from `frame_at` on.
+    pub(super) bytes: Vec<u8>,
 }
 
 impl WayBack {
-    /// Below the stack that `regs` have, whose lowest address is `stack`. `None` where it has no room, or where the
-    /// vector state is not laid out as it should be.
+    /// Below the stack that `regs` have, whose lowest address is `stack`, with this data. `None` where it has no room, or
+    /// where the vector state is not laid out as it should be.
     pub(super) fn new(
         regs: &Registers,
-        xstate: &[u8],
-        mask: u64,
+        (xstate, mask): (&[u8], u64),
         sigreturn: u64,
         stack: u64,
+        data: &[u8],
     ) -> Option<WayBack> {
         let state = signal_state(xstate)?;
         let state_at = regs.rsp.checked_sub(RED_ZONE + state.len() as u64)? & !63;
-        let frame_at = state_at.checked_sub(FRAME as u64)? & !15;
-        (frame_at >= stack.checked_add(REST)?).then(|| WayBack {
-            frame_at,
-            frame: frame(regs, mask, sigreturn, state_at),
-            state_at,
-            state,
-        })
+        let data_at = state_at.checked_sub(data.len() as u64)? & !63;
+        let frame_at = (data_at.checked_sub(FRAME as u64)? & !15).checked_sub(8)?;
+        if frame_at < stack.checked_add(REST)? {
+            return None;
+        }
+        let mut bytes = frame(regs, mask, sigreturn, state_at);
+        bytes.resize((data_at - frame_at) as usize, 0);
+        bytes.extend(data);
+        bytes.resize((state_at - frame_at) as usize, 0);
+        bytes.extend(state);
+        Some(WayBack { frame_at, data_at, sigreturn, bytes })
     }
 }
 
@@ -131,23 +140,30 @@ mod tests {
 
     #[test]
     fn the_frame_makes_the_interrupted_call_again_with_mask_and_stack_of_before() {
-        let way = WayBack::new(&regs(), &[0; 4096], 0xabcd, 0x1234, 0x7000_0000_0000).unwrap();
-        assert_eq!(way.frame.len(), FRAME);
-        assert_eq!(word(&way.frame, 0), 0x1234);
+        let way = WayBack::new(&regs(), (&[0; 4096], 0xabcd), 0x1234, 0x6fff_0000_0000, &[7; 100]).unwrap();
+        let frame = &way.bytes[..FRAME];
+        assert_eq!(word(frame, 0), 0x1234);
         // sigcontext begins at 48; rax, rsp, rip are its words 13, 15, 16.
-        assert_eq!(word(&way.frame, 48 + 13 * 8), 7);
-        assert_eq!(word(&way.frame, 48 + 15 * 8), 0x7000_0000_8008);
-        assert_eq!(word(&way.frame, 48 + 16 * 8), 0x4000);
-        assert_eq!(word(&way.frame, 48 + 184), way.state_at);
-        assert_eq!(word(&way.frame, 304), 0xabcd);
-        assert_eq!((way.state_at % 64, way.frame_at % 16), (0, 0));
-        assert!(way.state_at + way.state.len() as u64 <= 0x7000_0000_8008 - RED_ZONE);
-        assert!(way.frame_at + FRAME as u64 <= way.state_at);
+        assert_eq!(word(frame, 48 + 13 * 8), 7);
+        assert_eq!(word(frame, 48 + 15 * 8), 0x7000_0000_8008);
+        assert_eq!(word(frame, 48 + 16 * 8), 0x4000);
+        assert_eq!(word(frame, 304), 0xabcd);
+        let state_at = word(frame, 48 + 184);
+        assert_eq!((state_at % 64, way.data_at % 64), (0, 0));
+        // As at the beginning of a function.
+        assert_eq!(way.frame_at % 16, 8);
+        assert!(way.frame_at + way.bytes.len() as u64 <= 0x7000_0000_8008 - RED_ZONE);
+        assert!(way.frame_at + FRAME as u64 <= way.data_at && way.data_at + 100 <= state_at);
+        let data = (way.data_at - way.frame_at) as usize;
+        assert_eq!(way.bytes[data..data + 100], [7; 100]);
+        let state = (state_at - way.frame_at) as usize;
+        assert_eq!(way.bytes[state + SOFTWARE..state + SOFTWARE + 4], MAGIC.0.to_le_bytes());
     }
 
     #[test]
     fn a_stack_without_room_is_refused() {
-        assert!(WayBack::new(&regs(), &[0; 4096], 0, 0, 0x7000_0000_7800).is_none());
-        assert!(WayBack::new(&regs(), &[0; 100], 0, 0, 0).is_none());
+        let lowest = 0x7000_0000_8008 - REST;
+        assert!(WayBack::new(&regs(), (&[0; 4096], 0), 0, lowest, &[]).is_none());
+        assert!(WayBack::new(&regs(), (&[0; 100], 0), 0, 0, &[]).is_none());
     }
 }

@@ -40,6 +40,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Run a small workload that stalls, record it and draw the result
     Demo(DemoArgs),
+    /// Write the agent for GPU times to a file, for jobs that load it at their start (CUDA_INJECTION64_PATH)
+    Agent(AgentArgs),
 }
 
 #[derive(Debug, Args)]
@@ -211,6 +213,13 @@ pub struct DoctorArgs {
     pub pid: Option<u32>,
     #[arg(long, value_enum, default_value = "text")]
     pub format: DoctorFormat,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// The file; one that exists is replaced
+    #[arg(long, value_name = "FILE")]
+    pub write: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@ use std::io::{Write, stderr};
 use clap::Parser;
 use log::LevelFilter;
 
+pub mod agent;
 pub mod args;
 pub mod demo;
 pub mod diff;
@@ -49,6 +50,7 @@ fn run_command(command: &Command) -> Result<u8, CliError> {
         Command::Diff(args) => return diff::run(args),
         Command::Export(args) => export::run(args)?,
         Command::Demo(args) => demo::run(args)?,
+        Command::Agent(args) => agent::run(args)?,
         Command::Doctor(args) => return doctor::run(args),
     }
     Ok(0)

@@ -11,7 +11,7 @@ use profiler_common::agent::{Kind, State, Step};
 use super::errand::{Answer, Errand};
 use super::reasons::Reasons;
 use crate::agent::ring::Activity;
-use crate::agent::{AgentError, Loaded, check, load};
+use crate::agent::{AgentError, Loaded, check, forks, load};
 use crate::symbols::Symbolizer;
 use crate::target::ProcRoot;
 use crate::target::process::process_info;
@@ -21,6 +21,10 @@ use crate::trace::record::{Coverage, Environment, FamilyState, Loss, Record};
 
 /// Between two looks at the agents.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// The same, as long as one of them has just come and told nothing yet.
+const SHORT_INTERVAL: Duration = Duration::from_millis(5);
+/// For how long it counts as having just come.
+const NEW: Duration = Duration::from_secs(3);
 /// After its first look a process is looked at again for CUDA, later and later.
 const FIRST_LOOK: Duration = Duration::from_millis(500);
 const LAST_LOOK: Duration = Duration::from_secs(15);
@@ -96,6 +100,10 @@ struct Agent {
     pending: VecDeque<(Instant, Activity)>,
     damaged: u64,
     told: Option<State>,
+    /// When the recorder began to enter the process.
+    begun: Instant,
+    /// A kernel or a copy has come.
+    has_begun_to_tell: bool,
 }
 
 struct Worker<'a> {
@@ -107,6 +115,8 @@ struct Worker<'a> {
     /// Ids of names, by name.
     names: HashMap<String, u32>,
     failures: Reasons,
+    /// What is as it should be, and worth saying.
+    notes: Reasons,
     /// Agents that got as far as recording.
     ran: usize,
     losses: HashMap<&'static str, u64>,
@@ -122,6 +132,7 @@ impl Worker<'_> {
             agents: Vec::new(),
             names: HashMap::new(),
             failures: Reasons::default(),
+            notes: Reasons::default(),
             ran: 0,
             losses: HashMap::new(),
         }
@@ -129,7 +140,7 @@ impl Worker<'_> {
 
     fn work(&mut self, queue: &Receiver<Order>) {
         loop {
-            match queue.recv_timeout(INTERVAL) {
+            match queue.recv_timeout(self.interval()) {
                 Ok(Order::Enter(pid)) => {
                     if !self.candidates.iter().any(|known| known.pid == pid) {
                         self.candidates.push(Candidate { pid, look: Instant::now(), pause: FIRST_LOOK });
@@ -150,6 +161,11 @@ impl Worker<'_> {
         }
     }
 
+    fn interval(&self) -> Duration {
+        let is_new = |agent: &Agent| !agent.has_begun_to_tell && agent.begun.elapsed() < NEW;
+        if self.agents.iter().any(is_new) { SHORT_INTERVAL } else { INTERVAL }
+    }
+
     fn look_for_cuda(&mut self) {
         let now = Instant::now();
         let mut waiting = std::mem::take(&mut self.candidates);
@@ -158,8 +174,11 @@ impl Worker<'_> {
                 return true;
             }
             if check::uses_cuda(&self.root, candidate.pid) {
-                self.enter(candidate.pid);
-                return false;
+                let Some(parent) = forks::forked_from(&self.root, candidate.pid) else {
+                    self.enter(candidate.pid);
+                    return false;
+                };
+                self.leave_alone(candidate.pid, parent);
             }
             candidate.look = now + candidate.pause;
             candidate.pause = (candidate.pause * 2).min(LAST_LOOK);
@@ -168,7 +187,16 @@ impl Worker<'_> {
         self.candidates = waiting;
     }
 
+    /// A child that cannot use the CUDA that it has; it may come to load its own.
+    fn leave_alone(&mut self, pid: u32, parent: u32) {
+        log::debug!("process {pid} is a fork of {parent}, whose CUDA it cannot use");
+        self.notes.add(format!(
+            "forks of process {parent} are left alone: CUDA cannot be used in them unless they load it anew"
+        ));
+    }
+
     fn enter(&mut self, pid: u32) {
+        let begun = Instant::now();
         match load(&self.root, pid, &mut self.symbolizer) {
             Ok(loaded) => {
                 let value = format!("{} us, thread {}", loaded.stopped.as_micros(), loaded.tid);
@@ -183,6 +211,8 @@ impl Worker<'_> {
                     pending: VecDeque::new(),
                     damaged: 0,
                     told: None,
+                    begun,
+                    has_begun_to_tell: false,
                 });
             }
             Err(AgentError::NoCuda { .. } | AgentError::Gone { .. } | AgentError::Forked { .. }) => {}
@@ -244,6 +274,12 @@ impl Worker<'_> {
         }
         let now = Instant::now();
         self.tell_syncs(agent.pid, &found);
+        if !agent.has_begun_to_tell
+            && found.iter().any(|activity| matches!(activity.kind, Kind::Kernel | Kind::Copy))
+        {
+            agent.has_begun_to_tell = true;
+            self.tell(since("agent.first_record_after", agent));
+        }
         for activity in found {
             match activity.kind {
                 Kind::Launch => agent.launched(&activity),
@@ -329,6 +365,7 @@ impl Worker<'_> {
         match state {
             Some(State::Running) => {
                 self.ran += 1;
+                self.tell(since("agent.running_after", agent));
                 let value = control.cupti_version.to_string();
                 self.tell(Record::Environment(Environment { what: "cupti".into(), value, pid }));
                 if control.no_launches != 0 {
@@ -391,9 +428,12 @@ impl Worker<'_> {
             (_, true) => FamilyState::On,
             (_, false) => FamilyState::Partial,
         };
-        let reason = match (self.ran, self.failures.is_empty()) {
-            (0, true) => "no process that was recorded uses CUDA".to_owned(),
-            _ => self.failures.text(),
+        let notes = self.notes.text();
+        let reason = match (self.ran, self.failures.is_empty(), notes.is_empty()) {
+            (0, true, true) => "no process that was recorded uses CUDA".to_owned(),
+            (_, true, _) => notes,
+            (_, false, true) => self.failures.text(),
+            (_, false, false) => format!("{}; {notes}", self.failures.text()),
         };
         self.tell(coverage(state, reason));
     }
@@ -437,6 +477,12 @@ impl Agent {
             self.launch_order.push_back(launch.correlation);
         }
     }
+}
+
+/// How long ago the recorder began to enter the agent's process, milliseconds.
+fn since(what: &str, agent: &Agent) -> Record {
+    let value = format!("{:.1} ms", agent.begun.elapsed().as_secs_f64() * 1e3);
+    Record::Environment(Environment { what: what.into(), value, pid: agent.pid })
 }
 
 fn step_name(step: u32) -> &'static str {
