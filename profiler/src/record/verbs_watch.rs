@@ -107,6 +107,7 @@ impl VerbsWatch {
         for pair in &verbs.found.queue_pairs {
             records.extend(self.tell(pid, pair, now_ns).map(Record::QueuePair));
         }
+        records.extend(setup::older_peers(pid, &verbs.found, now_ns));
         records.extend(self.count_devices(&verbs, now_ns));
         records.extend(open_ns.map(|start_ns| window(pid, start_ns, 0)));
         self.processes.insert(pid, Watched { attached, open_ns, since_ns, gone: false, verbs });

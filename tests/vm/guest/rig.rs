@@ -5,6 +5,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+/// Lines of the recorder that are shown in any case.
+const SHOWN: [&str; 5] = ["set-up", "providers", "make requests", "verbs", "libibverbs"];
+
 /// Counts assertions and prints each.
 #[derive(Default)]
 pub struct Checks {
@@ -84,7 +87,11 @@ pub fn record(
         }
     };
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let seen = format!("{}: {said} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    for line in errors.lines().filter(|line| SHOWN.iter().any(|word| line.contains(word))) {
+        println!("vm-guest: {name}: {line}");
+    }
+    let seen = format!("{}: {said} {errors}", output.status);
     checks.that(&format!("record of {}", command.join(" ")), output.status.success(), &seen);
     let report = stallscope(checks, &["report", &trace, "--format", "json"])?;
     checks.that(

@@ -1,13 +1,14 @@
 //! Devices that are opened and queue pairs that are made ready while the recording runs: they are watched before the first request is
 //! posted to them, and where they lead to is told.
 
-use std::net::Ipv6Addr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::{Record, VerbsWatch, Watched, window};
 use crate::probes::ProbeSet;
 use crate::probes::event::{AddressVector, PairSetup, RdmaSetup};
 use crate::record::host::monotonic_ns;
-use crate::target::verbs::{self, Functions, Verbs, counters, library};
+use crate::target::verbs::{self, Functions, Verbs, counters, library, resource};
 use crate::trace::rdma::{RdmaBirth, RdmaPeer};
 
 /// Calls that wait to be looked at, at most: a look later finds the rest.
@@ -51,6 +52,8 @@ impl VerbsWatch {
     pub fn set_up(&mut self, probes: &mut ProbeSet) -> Vec<Record> {
         let mut records = Vec::new();
         for setup in std::mem::take(&mut self.setups) {
+            let late_us = monotonic_ns().saturating_sub(setup.time_ns) / 1000;
+            log::debug!("process {}: set-up {late_us} us ago: {:?}", setup.pid, setup.pair);
             let context = match setup.pair {
                 None => Some(setup.address),
                 Some(_) => verbs::context_of(&self.root, setup.pid, setup.address),
@@ -88,6 +91,11 @@ impl VerbsWatch {
         }
         if !new.is_empty() {
             watched.since_ns = now_ns;
+            log::debug!(
+                "process {pid}: {} new providers, completions: {:?}",
+                new.len(),
+                new.iter().map(|one| &one.completion).collect::<Vec<_>>()
+            );
         }
     }
 
@@ -119,6 +127,7 @@ impl VerbsWatch {
         let Some(watched) = self.processes.get_mut(&pid) else { return };
         let makers = watched.verbs.new_makers(&self.root, pid, address);
         if !makers.is_empty() {
+            log::debug!("process {pid}: {} functions make requests", makers.len());
             self.attach(pid, &[], &makers, probes);
             if let Some(watched) = self.processes.get_mut(&pid) {
                 watched.since_ns = monotonic_ns();
@@ -149,6 +158,41 @@ impl VerbsWatch {
         }
         attached
     }
+}
+
+/// Where queue pairs lead to that were there before the watch, as the kernel tells it.
+pub(super) fn older_peers(pid: u32, found: &verbs::Found, time_ns: u64) -> Vec<Record> {
+    let devices: BTreeSet<&str> = found.queue_pairs.iter().map(|pair| pair.device.as_str()).collect();
+    let mut records = Vec::new();
+    for device in devices {
+        let resources = match resource::of_device(device) {
+            Ok(resources) => resources,
+            Err(error) => {
+                // Their peers are then not known.
+                log::debug!("queue pairs of {device}: {error}");
+                continue;
+            }
+        };
+        let own: BTreeSet<u32> =
+            found.queue_pairs.iter().filter(|pair| pair.device == device).map(|pair| pair.number).collect();
+        // By their numbers alone: the kernel counts processes in another namespace for some.
+        let known = resources.iter().filter(|one| own.contains(&one.number));
+        records.extend(known.filter(|one| one.peer_qp.is_some() || one.peer.is_some()).map(|one| {
+            let gid = |address: IpAddr| match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped(),
+                IpAddr::V6(address) => address,
+            };
+            Record::RdmaPeer(RdmaPeer {
+                time_ns,
+                pid,
+                qp: one.number,
+                peer_qp: one.peer_qp,
+                peer_gid: one.peer.map(gid),
+                local_gid: one.local.map(gid),
+            })
+        }));
+    }
+    records
 }
 
 /// Where the queue pair leads to, as far as the call says.

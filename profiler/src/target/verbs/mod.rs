@@ -15,6 +15,7 @@ mod extent;
 mod layout;
 pub mod library;
 pub mod memory;
+pub mod resource;
 pub mod returns;
 pub mod scan;
 
