@@ -35,6 +35,10 @@ pub enum RecordKind {
     VerbsCompletion = 49,
     /// [`VerbsImageRecord`](crate::verbs::VerbsImageRecord).
     VerbsImage = 50,
+    /// [`VerbsEntryRecord`](crate::verbs::VerbsEntryRecord).
+    VerbsEntry = 51,
+    /// [`VerbsSetupRecord`](crate::verbs::VerbsSetupRecord).
+    VerbsSetup = 52,
     /// [`MarkerRecord`](crate::marker::MarkerRecord).
     Marker = 60,
 }
@@ -54,6 +58,8 @@ impl RecordKind {
             48 => RecordKind::VerbsPost,
             49 => RecordKind::VerbsCompletion,
             50 => RecordKind::VerbsImage,
+            51 => RecordKind::VerbsEntry,
+            52 => RecordKind::VerbsSetup,
             60 => RecordKind::Marker,
             _ => return None,
         })

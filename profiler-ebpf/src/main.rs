@@ -28,6 +28,9 @@ mod tcp;
 mod thread;
 mod user_memory;
 mod verbs;
+mod verbs_poll;
+mod verbs_setup;
+mod verbs_wr;
 mod wait;
 
 /// Several helpers are for GPL-compatible programs only.

@@ -87,7 +87,7 @@ pub fn verbs_post(ctx: ProbeContext) -> u32 {
 
 /// The number of the queue's next entry; unknown before userspace has found where the provider keeps it.
 #[inline(always)]
-fn counter(qp: u64, provider: u32) -> u32 {
+pub fn counter(qp: u64, provider: u32) -> u32 {
     let offset = VERBS_LAYOUTS.get(provider).copied().unwrap_or(0);
     if offset == 0 {
         return NO_COUNTER;

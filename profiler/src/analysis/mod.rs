@@ -138,7 +138,7 @@ pub fn analyse_with(
     sums.dns_waits = Vec::new();
     (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
 
-    let queues = queues::Queues::new(&model);
+    let queues = queues::Queues::new(&model, &places);
     let threads = thread_rows::thread_rows(&model, &sums.partitions);
     let ranks = sections::target(&model).ranks;
     let gpu_ranks = gpu_ranks::compare(&model.gpu, &ranks, model.whole());
@@ -169,6 +169,7 @@ pub fn analyse_with(
     report.coverage.unmatched_completions = queues.unmatched;
     report.causes.extend(gpu::cause_rows(&model));
     report.coverage.probes.extend(places.gaps(&report.hops));
+    report.hops.extend(queues.hops());
     let mut analysis = Analysis::default();
     let stalls = sums.take_stalls(&model, std::mem::take(&mut dns.labels));
     if merge_stalls {

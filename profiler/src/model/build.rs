@@ -176,6 +176,12 @@ impl Builder {
                 self.saw(completion.time_ns);
                 self.model.rdma.completions.push(completion);
             }
+            Record::RdmaEntry(entry) => {
+                self.saw(entry.time_ns);
+                self.model.rdma.entries.push(entry);
+            }
+            Record::RdmaBirth(birth) => self.model.rdma.births.push(birth),
+            Record::RdmaPeer(peer) => self.model.rdma.peers.push(peer),
             Record::RdmaAnchor(anchor) => self.model.rdma.anchors.push(anchor),
             Record::RdmaWindow(window) => self.model.rdma.windows.push(window),
             Record::PortCounter(counter) => self.model.rdma.counters.push(counter),

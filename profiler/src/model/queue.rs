@@ -8,12 +8,16 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::thread::Interval;
-use crate::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
+use crate::trace::rdma::{
+    PortCounter, QueuePair, RdmaAnchor, RdmaBirth, RdmaCompletion, RdmaEntry, RdmaPeer, RdmaPost, RdmaWindow,
+};
 
 mod builder;
+mod order;
 mod windows;
 
 use builder::Builder;
+use order::{Done, OrderBuilder, Step};
 pub use windows::Scale;
 use windows::Watch;
 
@@ -28,6 +32,10 @@ pub struct Rdma {
     pub posts: Vec<RdmaPost>,
     pub completions: Vec<RdmaCompletion>,
     pub anchors: Vec<RdmaAnchor>,
+    /// Completions of providers whose queue entries are not known.
+    pub entries: Vec<RdmaEntry>,
+    pub births: Vec<RdmaBirth>,
+    pub peers: Vec<RdmaPeer>,
     pub windows: Vec<RdmaWindow>,
     pub counters: Vec<PortCounter>,
 }
@@ -101,6 +109,7 @@ pub struct QueueTrack {
 enum Event<'a> {
     Post(RdmaPost),
     Completion(&'a RdmaCompletion),
+    Entry(Done),
 }
 
 impl Rdma {
@@ -124,6 +133,14 @@ impl Rdma {
             let events = queues.entry((completion.pid, completion.qp)).or_default();
             events.push((completion.time_ns, Event::Completion(completion)));
         }
+        for entry in &self.entries {
+            let Some(done) = Done::of(entry) else { continue };
+            queues.entry((entry.pid, entry.qp)).or_default().push((done.time_ns, Event::Entry(done)));
+        }
+        let mut births: HashMap<(u32, u32), Vec<u64>> = HashMap::new();
+        for birth in &self.births {
+            births.entry((birth.pid, birth.qp)).or_default().push(birth.time_ns);
+        }
         let pairs: HashMap<(u32, u32), &QueuePair> =
             self.queue_pairs.iter().map(|pair| ((pair.pid, pair.number), pair)).collect();
         let mut watches: HashMap<u32, Watch> = HashMap::new();
@@ -137,7 +154,8 @@ impl Rdma {
                 .entry(pid)
                 .or_insert_with(|| Watch::of(&self.windows, pid, recording, seen.contains(&pid)));
             let track = empty_track(pid, number, pairs.get(&(pid, number)).copied());
-            tracks.push(follow(track, &mut events, watch, end_ns));
+            let births = births.get(&(pid, number)).map_or(&[][..], Vec::as_slice);
+            tracks.push(follow(track, &mut events, births, watch, end_ns));
         }
         tracks
     }
@@ -153,30 +171,80 @@ fn empty_track(pid: u32, number: u32, pair: Option<&QueuePair>) -> QueueTrack {
 }
 
 /// Goes through what happened to one queue pair, window by window: nothing is known of what was between.
-fn follow(mut track: QueueTrack, events: &mut [(u64, Event<'_>)], watch: &Watch, end_ns: u64) -> QueueTrack {
+fn follow(
+    mut track: QueueTrack,
+    events: &mut [(u64, Event<'_>)],
+    births: &[u64],
+    watch: &Watch,
+    end_ns: u64,
+) -> QueueTrack {
     let mut seen = Vec::new();
     for window in &watch.windows {
         let from = events.partition_point(|(time_ns, _)| *time_ns < window.start_ns);
         let to = events.partition_point(|(time_ns, _)| *time_ns <= window.end_ns);
         let events = events.get_mut(from..to).unwrap_or_default();
-        fill_in(events);
         let posted = track.posted;
-        let mut builder = Builder::new(track, watch.is_sampled());
-        for (_, event) in events.iter() {
-            match event {
-                Event::Post(post) => builder.post(post),
-                Event::Completion(completion) => builder.completion(completion),
+        let is_last = window.end_ns >= end_ns;
+        let born = births.iter().any(|time_ns| (window.start_ns..=window.end_ns).contains(time_ns));
+        track = if goes_by_order(events, born) {
+            in_order(track, events, *window, born, watch.is_sampled()).finish(*window, is_last)
+        } else {
+            fill_in(events);
+            let mut builder = Builder::new(track, watch.is_sampled());
+            for (_, event) in events.iter() {
+                match event {
+                    Event::Post(post) => builder.post(post),
+                    Event::Completion(completion) => builder.completion(completion),
+                    Event::Entry(_) => {}
+                }
             }
-        }
-        track = builder.finish(*window, window.end_ns >= end_ns);
+            builder.finish(*window, is_last)
+        };
         seen.push((window.len(), track.posted.saturating_sub(posted)));
     }
     track.watch_ns = seen.iter().map(|one| one.0).fold(0, u64::saturating_add);
-    if watch.is_sampled() {
+    if !watch.is_sampled() {
+        track.known.clear();
+    } else {
         let known_ns = track.known.iter().map(|part| part.len()).fold(0, u64::saturating_add);
         track.scale = Some(windows::scale(&seen, known_ns, watch.whole.len()));
     }
     track
+}
+
+/// Whether completions go to requests by their order: nothing names entries of the queue.
+fn goes_by_order(events: &[(u64, Event<'_>)], born: bool) -> bool {
+    let any = |wanted: fn(&Event<'_>) -> bool| events.iter().any(|(_, event)| wanted(event));
+    let numbered = any(|event| matches!(event, Event::Post(post) if post.counter.is_some()));
+    let own = any(|event| matches!(event, Event::Completion(_)));
+    any(|event| matches!(event, Event::Entry(_))) || (born && own && !numbered)
+}
+
+fn in_order(
+    track: QueueTrack,
+    events: &[(u64, Event<'_>)],
+    window: Interval,
+    born: bool,
+    sampled: bool,
+) -> OrderBuilder {
+    let step = |event: &Event<'_>| match event {
+        Event::Post(post) => Step::Post(*post),
+        Event::Entry(done) => Step::Done(*done),
+        Event::Completion(one) => {
+            let failure = (one.opcode == REQUEST_FAILED).then_some(one.syndrome);
+            Step::Done(Done { time_ns: one.time_ns, wr_id: None, failure })
+        }
+    };
+    let steps: Vec<(u64, Step)> = events.iter().map(|(time_ns, event)| (*time_ns, step(event))).collect();
+    let sure = if born { Some(0) } else { order::earlier(&steps, window.end_ns) };
+    let mut builder = OrderBuilder::new(track, sampled, sure);
+    for (_, step) in &steps {
+        match step {
+            Step::Post(post) => builder.post(post),
+            Step::Done(done) => builder.done(*done),
+        }
+    }
+    builder
 }
 
 /// Gives posts whose entry is not known the one that it must be: where as many requests as entries lie between two that
@@ -186,7 +254,7 @@ fn fill_in(events: &mut [(u64, Event<'_>)]) {
         .iter_mut()
         .filter_map(|(_, event)| match event {
             Event::Post(post) => Some(post),
-            Event::Completion(_) => None,
+            Event::Completion(_) | Event::Entry(_) => None,
         })
         .collect();
     let mut known: Option<(usize, u16)> = None;

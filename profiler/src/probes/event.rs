@@ -1,7 +1,7 @@
 //! What the probes hand to the recorder: trace records, and raw stacks that still need names.
 
 use crate::trace::marker::MarkerCalls;
-use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaPost};
+use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaEntry, RdmaPost};
 use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
 /// User-mode registers that an unwinder starts from.
@@ -50,6 +50,8 @@ pub enum Event {
     /// With the address of the queue pair in the process.
     RdmaPost(RdmaPost, u64),
     RdmaCompletion(RdmaCompletion),
+    RdmaEntry(RdmaEntry),
+    RdmaSetup(RdmaSetup),
     RdmaImage(Box<QueueImage>),
     /// Where an earlier post went.
     RdmaAnchor(RdmaAnchor),
@@ -70,6 +72,39 @@ pub struct QueueImage {
     pub words: Vec<u32>,
 }
 
+/// A call that sets up something of verbs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RdmaSetup {
+    pub time_ns: u64,
+    pub pid: u32,
+    pub tid: u32,
+    /// Address of the context, or of the queue pair.
+    pub address: u64,
+    /// It is `ibv_modify_qp`.
+    pub pair: Option<PairSetup>,
+}
+
+/// What `ibv_modify_qp` was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairSetup {
+    pub number: u32,
+    /// `enum ibv_qp_state`.
+    pub state: Option<u32>,
+    pub peer_qp: Option<u32>,
+    pub vector: Option<AddressVector>,
+}
+
+/// Where a queue pair's requests go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressVector {
+    /// `None`: by a local identifier alone.
+    pub gid: Option<[u8; 16]>,
+    /// Entry of the port's own table of GIDs.
+    pub gid_index: u8,
+    pub port: u8,
+    pub service_level: u8,
+}
+
 impl Event {
     /// When it happened or began, `CLOCK_MONOTONIC`; `None` for what waits refer to.
     pub fn time_ns(&self) -> Option<u64> {
@@ -83,6 +118,8 @@ impl Event {
             Event::ThreadTime(time) => Some(time.time_ns),
             Event::RdmaPost(post, _) => Some(post.time_ns),
             Event::RdmaCompletion(completion) => Some(completion.time_ns),
+            Event::RdmaEntry(entry) => Some(entry.time_ns),
+            Event::RdmaSetup(setup) => Some(setup.time_ns),
             Event::Marker(calls) => Some(calls.start_ns),
             Event::Stack(_) | Event::RdmaImage(_) | Event::RdmaAnchor(_) => None,
         }

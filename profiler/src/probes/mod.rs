@@ -56,7 +56,8 @@ pub use known_stacks::KnownStacks;
 use crate::trace::record::{CallCount, Coverage, CpuSamples, LifeEvent, Loss};
 use event::Event;
 
-use crate::target::verbs::Functions;
+use crate::target::verbs::library::Library;
+use crate::target::verbs::{Functions, Maker};
 
 /// Rounds of 4096 records that empty the largest buffer of the smallest records.
 const MOST_DRAINS: usize = 128;
@@ -355,6 +356,21 @@ impl ProbeSet {
     /// [`ProbeSet::resume_verbs`] on.
     pub fn attach_verbs(&mut self, pid: u32, functions: &Functions, now: bool) -> Result<(), String> {
         self.verbs.attach(&mut self.ebpf, pid, functions, now)
+    }
+
+    /// Watches requests that the process makes through these functions of the extended interface.
+    pub fn attach_verbs_makers(&mut self, pid: u32, makers: &[Maker], now: bool) -> Result<(), String> {
+        self.verbs.attach_makers(&mut self.ebpf, pid, makers, now)
+    }
+
+    /// Tells of devices and queue pairs that targets set up through this library.
+    pub fn attach_verbs_setup(&mut self, library: &Library) -> Result<(), String> {
+        verbs::VerbsProbes::attach_setup(&mut self.ebpf, library)
+    }
+
+    /// How often verbs of the targets were trapped, as far as no event tells.
+    pub fn verbs_traps(&self) -> u64 {
+        verbs::VerbsProbes::traps(&self.ebpf)
     }
 
     /// Posts and polls are not watched until [`ProbeSet::resume_verbs`].

@@ -219,7 +219,12 @@ impl Collector {
                 changes.push(self.targets.apply(&life));
                 self.write(Record::Life(life));
             }
-            Event::RdmaPost(..) | Event::RdmaCompletion(_) | Event::RdmaAnchor(_) | Event::RdmaImage(_) => {
+            Event::RdmaPost(..)
+            | Event::RdmaCompletion(_)
+            | Event::RdmaEntry(_)
+            | Event::RdmaSetup(_)
+            | Event::RdmaAnchor(_)
+            | Event::RdmaImage(_) => {
                 self.verbs_event(&event);
             }
             Event::Marker(calls) => self.marker_called(calls),

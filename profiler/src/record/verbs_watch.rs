@@ -6,10 +6,15 @@ use super::host::monotonic_ns;
 use super::reasons::Reasons;
 use super::verbs_budget::{Budget, Change};
 use crate::probes::ProbeSet;
+use crate::probes::event::RdmaSetup;
 use crate::target::ProcRoot;
+use crate::target::maps::FileId;
+use crate::target::verbs::library::Library;
 use crate::target::verbs::{self, Verbs, counters};
 use crate::trace::rdma::{PortCounter, QueuePair, RdmaPost, RdmaWindow};
 use crate::trace::record::{Coverage, FamilyState, Record};
+
+mod setup;
 
 /// What the target loses for each time that it comes by a probe, nanoseconds: 2.6 µs were measured on plain hosts for
 /// a kernel uprobe, the record included.
@@ -20,12 +25,14 @@ const QUEUE_PAIRS_MAX: usize = 65536;
 const PROCESSES_MAX: usize = 4096;
 
 /// A process whose verbs are watched.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Watched {
     /// There are probes on it, in windows at least.
     attached: bool,
     /// Beginning of the window that is open.
     open_ns: Option<u64>,
+    /// When the last of the probes was put on.
+    since_ns: u64,
     gone: bool,
     verbs: Verbs,
 }
@@ -36,15 +43,22 @@ pub(super) struct VerbsWatch {
     /// Share of a core that the target may lose; `None`: not asked for.
     max_overhead: Option<f64>,
     processes: HashMap<u32, Watched>,
-    /// Have been told of: process and address or number.
-    known: HashSet<(u32, u64)>,
+    /// Have been told of: process, address and number.
+    known: HashSet<(u32, u64, u32)>,
     devices: BTreeMap<String, Vec<counters::Counter>>,
     /// Something of verbs is not seen.
     gaps: Reasons,
     /// Processes with devices that are not watched at all.
     failures: Reasons,
     hits: u64,
+    /// Traps of which no event tells, when they were last asked for.
+    traps: u64,
     budget: Budget,
+    /// Held open: the probes sit on these files.
+    libraries: Vec<(FileId, Library)>,
+    /// That of this machine is among them, if there is one.
+    prepared: bool,
+    setups: Vec<RdmaSetup>,
 }
 
 impl VerbsWatch {
@@ -58,6 +72,10 @@ impl VerbsWatch {
             gaps: Reasons::default(),
             failures: Reasons::default(),
             hits: 0,
+            traps: 0,
+            libraries: Vec::new(),
+            prepared: false,
+            setups: Vec::new(),
             budget: Budget::new(max_overhead.unwrap_or(0.0), monotonic_ns()),
         }
     }
@@ -83,28 +101,17 @@ impl VerbsWatch {
             self.gaps.add("more memory than is searched for queue pairs");
         }
         let mut records = Vec::new();
-        let attached = self.attach(pid, &verbs, probes);
+        let attached = self.attach(pid, &verbs.functions, &verbs.makers, probes);
+        let since_ns = monotonic_ns();
         let open_ns = (attached && self.budget.is_open()).then(monotonic_ns);
         for pair in &verbs.found.queue_pairs {
             records.extend(self.tell(pid, pair, now_ns).map(Record::QueuePair));
         }
+        records.extend(setup::older_peers(pid, &verbs.found, now_ns));
         records.extend(self.count_devices(&verbs, now_ns));
         records.extend(open_ns.map(|start_ns| window(pid, start_ns, 0)));
-        self.processes.insert(pid, Watched { attached, open_ns, gone: false, verbs });
+        self.processes.insert(pid, Watched { attached, open_ns, since_ns, gone: false, verbs });
         records
-    }
-
-    fn attach(&mut self, pid: u32, verbs: &Verbs, probes: &mut ProbeSet) -> bool {
-        let mut attached = false;
-        for functions in &verbs.functions {
-            match probes.attach_verbs(pid, functions, self.budget.is_open()) {
-                Ok(()) => attached = true,
-                Err(reason) => {
-                    self.failures.add(format_args!("{}: {reason}", functions.poll_cq.path_in_target));
-                }
-            }
-        }
-        attached
     }
 
     /// Counters of devices that are new, as they are now.
@@ -122,11 +129,8 @@ impl VerbsWatch {
     }
 
     fn tell(&mut self, pid: u32, pair: &verbs::QueuePair, time_ns: u64) -> Option<QueuePair> {
-        if self.known.len() >= QUEUE_PAIRS_MAX || !self.known.insert((pid, pair.address)) {
+        if self.known.len() >= QUEUE_PAIRS_MAX || !self.known.insert((pid, pair.address, pair.number)) {
             return None;
-        }
-        if pair.extended {
-            self.gaps.add("posts through ibv_wr_* are not seen");
         }
         Some(QueuePair {
             time_ns,
@@ -143,13 +147,13 @@ impl VerbsWatch {
     /// Notes a post; returns its queue pair where that was not known.
     pub(super) fn posted(&mut self, post: &RdmaPost, address: u64) -> Option<QueuePair> {
         self.hits += u64::from(post.index == 0);
-        if self.known.contains(&(post.pid, address)) || self.known.len() >= QUEUE_PAIRS_MAX {
+        if self.known.contains(&(post.pid, address, post.qp)) || self.known.len() >= QUEUE_PAIRS_MAX {
             return None;
         }
         let watched = self.processes.get(&post.pid)?;
         let Some(pair) = watched.verbs.queue_pair_at(&self.root, post.pid, address) else {
             // It is not asked for at every post.
-            self.known.insert((post.pid, address));
+            self.known.insert((post.pid, address, post.qp));
             return None;
         };
         self.tell(post.pid, &pair, post.time_ns)
@@ -161,7 +165,7 @@ impl VerbsWatch {
 
     /// The process has ended, and with it its window.
     pub(super) fn leave(&mut self, pid: u32, now_ns: u64) -> Vec<Record> {
-        self.known.retain(|(of, _)| *of != pid);
+        self.known.retain(|(of, ..)| *of != pid);
         let Some(watched) = self.processes.get_mut(&pid).filter(|watched| watched.attached) else {
             return Vec::new();
         };
@@ -178,7 +182,9 @@ impl VerbsWatch {
         if self.max_overhead.is_none() || !attached {
             return Vec::new();
         }
-        let hits = std::mem::take(&mut self.hits);
+        let traps = probes.verbs_traps();
+        let hits = std::mem::take(&mut self.hits) + traps.saturating_sub(self.traps);
+        self.traps = traps;
         match self.budget.step(now_ns, hits, hits as f64 * HIT_NS as f64) {
             None => Vec::new(),
             Some(Change::Close) => {
@@ -279,7 +285,7 @@ mod tests {
     use super::*;
 
     fn watched() -> Watched {
-        Watched { attached: true, open_ns: Some(5), gone: false, verbs: Verbs::default() }
+        Watched { attached: true, open_ns: Some(5), ..Watched::default() }
     }
 
     #[test]

@@ -75,6 +75,12 @@ pub struct FileId {
 }
 
 impl FileId {
+    /// Of an open file. Where the file system shows another device in the memory map, two of one file differ.
+    pub fn of(metadata: &std::fs::Metadata) -> FileId {
+        let dev = metadata.dev();
+        FileId { dev_major: libc::major(dev), dev_minor: libc::minor(dev), inode: metadata.ino() }
+    }
+
     fn is_of(self, metadata: &std::fs::Metadata) -> bool {
         let dev = metadata.dev();
         metadata.ino() == self.inode

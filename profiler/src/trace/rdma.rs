@@ -66,6 +66,43 @@ pub struct RdmaCompletion {
     pub vendor: u8,
 }
 
+/// A completion of a provider of which nothing more is known, as `poll_cq` handed it to the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaEntry {
+    pub time_ns: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub qp: u32,
+    pub wr_id: u64,
+    /// `enum ibv_wc_status`: 0 success.
+    pub status: u32,
+    /// `enum ibv_wc_opcode`: from 128 on receives; undefined unless `status` is 0.
+    pub opcode: u32,
+    pub vendor: u32,
+    pub bytes: u32,
+}
+
+/// The queue pair was made ready to send when its posts and completions were already watched: nothing was outstanding before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaBirth {
+    pub time_ns: u64,
+    pub pid: u32,
+    pub qp: u32,
+}
+
+/// Where a queue pair leads to; of several records the one that says more counts, and of those the latest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaPeer {
+    pub time_ns: u64,
+    pub pid: u32,
+    pub qp: u32,
+    pub peer_qp: Option<u32>,
+    /// Its GID; for RoCE it has the IP address in it.
+    pub peer_gid: Option<std::net::Ipv6Addr>,
+    /// Ours.
+    pub local_gid: Option<std::net::Ipv6Addr>,
+}
+
 /// Posts and completions of this process were watched from `start_ns` on; until `end_ns`, or to the recording's end
 /// where that is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

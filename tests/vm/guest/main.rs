@@ -3,6 +3,7 @@
 //! Prints a line for each assertion and the number of those that passed last; runs as root in a guest without anything else.
 
 mod rdma;
+mod relay;
 mod rig;
 mod sockets;
 

@@ -28,11 +28,6 @@ impl Checks {
         self.that(&format!("{what} = {expected}"), *seen == expected, seen);
     }
 
-    /// Something that this kernel or device does not offer, or that is not supported: said, and not counted.
-    pub fn not_supported(what: &str) {
-        println!("vm-guest: NOT SUPPORTED {what}");
-    }
-
     pub fn end(self) {
         // A count is only printed where everything holds.
         if self.failed == 0 {

@@ -25,7 +25,8 @@ pub(super) fn hosts<'a>(
 ) -> Vec<HostHops<'a>> {
     let mut hosts: BTreeMap<&str, Vec<&HopRow>> = BTreeMap::new();
     for hop in &scene.report.hops {
-        if hop.relation == relation && hop.rtt.count >= samples {
+        // Times of queue pairs are of other evidence.
+        if hop.transport == "tcp" && hop.relation == relation && hop.rtt.count >= samples {
             hosts.entry(hop.host.as_deref().unwrap_or(&hop.peer)).or_default().push(hop);
         }
     }
@@ -62,7 +63,7 @@ pub(super) struct Waited {
 /// no more than that of each wait.
 pub(super) fn waited(scene: &Scene<'_>, hops: &[&HopRow], excess_ns: u64) -> Waited {
     let mut seen = BTreeMap::<&str, u32>::new();
-    for hop in &scene.report.hops {
+    for hop in scene.report.hops.iter().filter(|hop| hop.transport == "tcp") {
         *seen.entry(&hop.peer).or_default() += 1;
     }
     let relations: BTreeSet<(&str, &str)> =

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::report::{CauseRow, Distribution, Domain};
+use super::places::Places;
+use super::report::{CauseRow, Distribution, Domain, HopRow};
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::queue::{Class, QueueTrack, Unit};
 use crate::model::thread::Interval;
 
 pub mod counters;
+mod peer;
 mod row;
 pub mod rule;
 
@@ -33,6 +35,9 @@ pub struct Queue {
     pub waits: Vec<(u64, u64)>,
     /// From post to completion of each that was not.
     pub whole: Vec<u64>,
+    pub peer: peer::Peer,
+    /// From post to completion of small requests of depth one.
+    pub alone: Vec<u64>,
 }
 
 /// All queue pairs that were found or used.
@@ -43,11 +48,24 @@ pub struct Queues {
 }
 
 impl Queues {
-    pub fn new(model: &Model) -> Queues {
+    pub fn new(model: &Model, places: &Places) -> Queues {
         let window = model.whole();
         let tracks = model.rdma.tracks(window.start_ns, window.end_ns);
         let unmatched = tracks.iter().map(|track| track.unmatched).fold(0, u64::saturating_add);
-        Queues { queues: tracks.iter().map(|track| queue(track, window)).collect(), unmatched }
+        let peers = peer::peers(&model.rdma.peers, places);
+        let with_peer = |track: &QueueTrack| {
+            let mut queue = queue(track, window);
+            if let Some(peer) = peers.get(&(track.pid, track.number)) {
+                peer::fill(&mut queue, peer);
+            }
+            queue
+        };
+        Queues { queues: tracks.iter().map(with_peer).collect(), unmatched }
+    }
+
+    /// Rows of the table of peers.
+    pub fn hops(&self) -> Vec<HopRow> {
+        peer::hops(&self.queues)
     }
 
     /// Rows by device, port and queue pair.
@@ -117,7 +135,12 @@ fn queue(track: &QueueTrack, window: Interval) -> Queue {
         .into_iter()
         .filter_map(|class| Some((class, rule::fit(units, class)?)))
         .collect();
-    let mut queue = Queue { row: row::row(track, &unloaded, window), pid: track.pid, ..Queue::default() };
+    let mut queue = Queue {
+        row: row::row(track, &unloaded, window),
+        pid: track.pid,
+        alone: peer::depth_one(units),
+        ..Queue::default()
+    };
     let mut queued: Vec<Interval> = Vec::new();
     let mut split: Vec<Parts> = Vec::new();
     for class in [Class::Out, Class::Back] {

@@ -158,7 +158,7 @@ fn kind(number: u32) -> &'static str {
     }
 }
 
-/// `IBV_WC_*` without its beginning, by the adapter's syndrome.
+/// `IBV_WC_*` without its beginning, by the adapter's syndrome; from 0x80 on by the status.
 fn status(syndrome: u8) -> String {
     let name = match syndrome {
         0x01 => "LOC_LEN_ERR",
@@ -174,6 +174,17 @@ fn status(syndrome: u8) -> String {
         0x15 => "RETRY_EXC_ERR",
         0x16 => "RNR_RETRY_EXC_ERR",
         0x22 => "REM_ABORT_ERR",
+        // Statuses that the adapter has no syndrome for.
+        0x83 => "LOC_EEC_OP_ERR",
+        0x8e => "LOC_RDD_VIOL_ERR",
+        0x8f => "REM_INV_RD_REQ_ERR",
+        0x91 => "INV_EECN_ERR",
+        0x92 => "INV_EEC_STATE_ERR",
+        0x93 => "FATAL_ERR",
+        0x94 => "RESP_TIMEOUT_ERR",
+        0x95 => "GENERAL_ERR",
+        0x96 => "TM_ERR",
+        0x97 => "TM_RNDV_INCOMPLETE",
         other => return format!("GENERAL_ERR_{other:#04x}"),
     };
     name.to_owned()

@@ -15,13 +15,13 @@ const ENTRIES_MOST: usize = 16;
 
 /// A posted request that is not retired yet.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
-    post_ns: u64,
-    bytes: u64,
-    class: Class,
-    signalled: bool,
-    idle: bool,
-    lead: bool,
+pub(super) struct Pending {
+    pub(super) post_ns: u64,
+    pub(super) bytes: u64,
+    pub(super) class: Class,
+    pub(super) signalled: bool,
+    pub(super) idle: bool,
+    pub(super) lead: bool,
 }
 
 /// Requests of one call of `post_send`.
@@ -35,7 +35,7 @@ struct List {
 
 /// Whether everything that is outstanding is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+pub(super) enum Known {
     /// As far as can be told: there is one window only.
     Throughout,
     /// It is one of several windows, and has to be seen first.
@@ -275,6 +275,6 @@ impl Builder {
 }
 
 /// `IBV_WR_RDMA_READ`, `IBV_WR_ATOMIC_CMP_AND_SWP` and `IBV_WR_ATOMIC_FETCH_AND_ADD` bring data back.
-fn class_of(opcode: u32) -> Class {
+pub(super) fn class_of(opcode: u32) -> Class {
     if matches!(opcode, 4..=6) { Class::Back } else { Class::Out }
 }

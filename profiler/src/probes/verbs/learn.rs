@@ -41,6 +41,11 @@ impl Learner {
         u32::try_from(number).ok().filter(|number| *number < PROVIDERS)
     }
 
+    /// The number of the provider in this file.
+    pub(super) fn provider_of(&self, file: FileId) -> Option<u32> {
+        self.providers.iter().position(|known| known.0 == file).and_then(|number| u32::try_from(number).ok())
+    }
+
     /// The offset of `cur_post` in a queue pair of the image's provider, when this image made it known. Then, and
     /// later, the entries that posts went to are told.
     pub(super) fn take(&mut self, image: &QueueImage, tell: &mut dyn FnMut(RdmaAnchor)) -> Option<u32> {

@@ -1,22 +1,35 @@
-//! Probes on a provider's `post_send`, and where its `poll_cq` has found a completion.
+//! Probes on a provider's `post_send` and what else makes requests, where its `poll_cq` has found a completion or returns, and on
+//! what sets up devices and queue pairs.
 
 use std::num::NonZeroU32;
 
 use aya::Ebpf;
-use aya::maps::Array;
+use aya::maps::{Array, PerCpuArray};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use aya::programs::{ProgramError, UProbe};
 use profiler_common::verbs::PROVIDERS;
 
 use super::error::one_line;
 use super::event::{Event, QueueImage};
-use crate::target::verbs::{Functions, Place};
+use crate::target::verbs::library::Library;
+use crate::target::verbs::{Completions, Functions, Maker, MakerRole, Place};
 
 pub(super) mod decode;
 mod learn;
 
 const POST: &str = "verbs_post";
 const COMPLETE: &str = "verbs_complete";
+const POLL: &str = "verbs_poll";
+const POLLED: &str = "verbs_polled";
+const POLL_RETURN: &str = "verbs_poll_ret";
+const BEGIN: &str = "verbs_wr";
+const SIZE: &str = "verbs_wr_size";
+const END: &str = "verbs_wr_end";
+const SETUP: &str = "verbs_setup";
+/// All of them; that of the set-up aside they come and go together.
+const PROGRAMS: [&str; 9] = [POST, COMPLETE, POLL, POLLED, POLL_RETURN, BEGIN, SIZE, END, SETUP];
+/// Traps of which no record tells, counted by the programs.
+const TRAPS: &str = "VERBS_TRAPS";
 /// Probes of one recording, at most.
 const POINTS_MAX: usize = 4096;
 
@@ -50,23 +63,58 @@ impl VerbsProbes {
         functions: &Functions,
         now: bool,
     ) -> Result<(), String> {
-        if self.points.len() + 2 > POINTS_MAX {
+        let cookie: u64 = self.provider(&functions.post_send)?.into();
+        let (poll, post) = (&functions.poll_cq, &functions.post_send);
+        let point = |program, place: &Place, at: u64, cookie| {
+            let offset = place.offset.checked_add(at).ok_or("an offset beyond the file")?;
+            Ok::<Point, String>(Point { program, pid, place: place.clone(), offset, cookie, link: None })
+        };
+        let mut points = match &functions.completion {
+            Completions::Found(found) => vec![point(COMPLETE, poll, found.offset, found.register.into())?],
+            Completions::Returns(returns) => {
+                let returns = returns.iter().map(|at| point(POLLED, poll, *at, 0));
+                returns.chain([point(POLL, poll, 0, 0)]).collect::<Result<_, _>>()?
+            }
+            Completions::Return(reason) => {
+                log::debug!("{}: {reason}: a return probe", poll.path_in_target);
+                vec![point(POLL_RETURN, poll, 0, 0)?, point(POLL, poll, 0, 0)?]
+            }
+        };
+        points.push(point(POST, post, 0, cookie)?);
+        self.add(ebpf, points, now)
+    }
+
+    /// Watches requests that are made through the extended interface.
+    pub(super) fn attach_makers(
+        &mut self,
+        ebpf: &mut Ebpf,
+        pid: u32,
+        makers: &[Maker],
+        now: bool,
+    ) -> Result<(), String> {
+        let mut points = Vec::new();
+        for maker in makers {
+            let (program, cookie) = match maker.role {
+                MakerRole::Begin(operation) => {
+                    let provider = self.learner.provider_of(maker.place.file_id).unwrap_or(PROVIDERS);
+                    (BEGIN, u64::from(provider) << 8 | u64::from(operation))
+                }
+                MakerRole::Size(which) => (SIZE, which),
+                MakerRole::End(how) => (END, how),
+            };
+            let (place, offset) = (maker.place.clone(), maker.place.offset);
+            points.push(Point { program, pid, place, offset, cookie, link: None });
+        }
+        // What ends a request comes first: one that is begun is then recorded.
+        points
+            .sort_by_key(|point| std::cmp::Reverse(PROGRAMS.iter().position(|name| *name == point.program)));
+        self.add(ebpf, points, now)
+    }
+
+    fn add(&mut self, ebpf: &mut Ebpf, mut points: Vec<Point>, now: bool) -> Result<(), String> {
+        if self.points.len() + points.len() > POINTS_MAX {
             return Err(format!("more than {POINTS_MAX} places to watch"));
         }
-        let completion = functions.completion.map_err(|error| error.to_string())?;
-        let cookie = self.provider(&functions.post_send)?.into();
-        let (poll, post) = (&functions.poll_cq, &functions.post_send);
-        let offset = poll.offset.checked_add(completion.offset).ok_or("an offset beyond the file")?;
-        let register = completion.register.into();
-        let point = |program, place: &Place, offset, cookie| Point {
-            program,
-            pid,
-            place: place.clone(),
-            offset,
-            cookie,
-            link: None,
-        };
-        let mut points = [point(COMPLETE, poll, offset, register), point(POST, post, post.offset, cookie)];
         let attached = points.iter_mut().try_for_each(|point| attach(ebpf, point));
         if attached.is_err() || !now {
             points.iter_mut().rev().for_each(|point| detach(ebpf, point));
@@ -74,6 +122,26 @@ impl VerbsProbes {
         attached?;
         self.points.extend(points);
         Ok(())
+    }
+
+    /// Tells of what is set up through this library, by whichever process.
+    pub(super) fn attach_setup(ebpf: &mut Ebpf, library: &Library) -> Result<(), String> {
+        let program = loaded(ebpf, SETUP)?;
+        for (offset, what) in &library.functions {
+            let location = UProbeAttachLocation::AbsoluteOffset(*offset);
+            let at = UProbeAttachPoint { location, cookie: Some((*what).into()) };
+            program
+                .attach(at, &library.open_path, UProbeScope::AllProcesses)
+                .map_err(|error| one_line(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Traps so far of which no record tells.
+    pub(super) fn traps(ebpf: &Ebpf) -> u64 {
+        let Some(map) = ebpf.map(TRAPS) else { return 0 };
+        let Ok(traps) = PerCpuArray::<_, u64>::try_from(map) else { return 0 };
+        traps.get(&0, 0).map_or(0, |counts| counts.iter().fold(0, |sum: u64, one| sum.saturating_add(*one)))
     }
 
     /// Takes all of them off for a while.
@@ -99,7 +167,7 @@ impl VerbsProbes {
 
     /// Takes all of them off.
     pub(super) fn detach(ebpf: &mut Ebpf) {
-        for name in [POST, COMPLETE] {
+        for name in PROGRAMS {
             if let Some(program) = ebpf.program_mut(name)
                 && let Ok(program) = <&mut UProbe>::try_from(program)
             {
@@ -136,15 +204,19 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut UProbe, String>
     program.try_into().map_err(|error: ProgramError| one_line(&error))
 }
 
-fn attach(ebpf: &mut Ebpf, point: &mut Point) -> Result<(), String> {
-    let program = program(ebpf, point.program)?;
+fn loaded<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut UProbe, String> {
+    let program = program(ebpf, name)?;
     match program.load() {
-        Ok(()) | Err(ProgramError::AlreadyLoaded) => {}
+        Ok(()) | Err(ProgramError::AlreadyLoaded) => Ok(program),
         Err(error) => {
-            log::debug!("{}: {error:?}", point.program);
-            return Err(one_line(&error));
+            log::debug!("{name}: {error:?}");
+            Err(one_line(&error))
         }
     }
+}
+
+fn attach(ebpf: &mut Ebpf, point: &mut Point) -> Result<(), String> {
+    let program = loaded(ebpf, point.program)?;
     let pid = NonZeroU32::new(point.pid).ok_or("no process 0")?;
     let location = UProbeAttachLocation::AbsoluteOffset(point.offset);
     let at = UProbeAttachPoint { location, cookie: Some(point.cookie) };

@@ -28,6 +28,11 @@ impl Collector {
                 self.verbs.completed();
                 self.write(Record::RdmaCompletion(*completion));
             }
+            Event::RdmaEntry(entry) => {
+                self.totals.events += 1;
+                self.write(Record::RdmaEntry(*entry));
+            }
+            Event::RdmaSetup(setup) => self.verbs.note_setup(*setup),
             Event::RdmaAnchor(anchor) => self.write(Record::RdmaAnchor(*anchor)),
             // Images stay with the probes.
             _ => {}
@@ -36,6 +41,11 @@ impl Collector {
 
     /// Watches the process's verbs, where it has any that are not watched.
     pub fn find_verbs(&mut self, pid: u32, probes: &mut ProbeSet) {
+        self.verbs.prepare(pid, probes);
+        self.look_at_verbs(pid, probes);
+    }
+
+    fn look_at_verbs(&mut self, pid: u32, probes: &mut ProbeSet) {
         let records = self.verbs.look(pid, monotonic_ns(), probes);
         self.write_all(records);
     }
@@ -44,12 +54,14 @@ impl Collector {
     pub fn refresh_verbs(&mut self, probes: &mut ProbeSet) {
         let pids: Vec<u32> = self.targets.pids().collect();
         for pid in pids {
-            self.find_verbs(pid, probes);
+            self.look_at_verbs(pid, probes);
         }
     }
 
     /// Watches verbs in windows only where more costs the targets too much.
     pub(super) fn check_verbs(&mut self, now_ns: u64, probes: &mut ProbeSet) {
+        let records = self.verbs.set_up(probes);
+        self.write_all(records);
         let records = self.verbs.check(now_ns, probes);
         self.write_all(records);
     }

@@ -15,11 +15,12 @@ pub(super) fn stacks(analysis: &Analysis, options: &FlameOptions) -> Vec<Weighte
         let row = &queue.row;
         let device = if row.device.is_empty() { "[unknown device]" } else { &row.device };
         let peer = row.peer_gid.as_deref().unwrap_or("[unknown peer]");
+        let peer = row.rack.as_ref().map_or_else(|| peer.to_owned(), |rack| format!("{peer} (rack {rack})"));
         let head = [
             ViewFrame::new("queue pairs", FrameKind::Mark),
             ViewFrame::new(device, FrameKind::Task),
             ViewFrame::new(&format!("qp {} (pid {})", row.qp, queue.pid), FrameKind::Task),
-            ViewFrame::new(peer, FrameKind::Peer),
+            ViewFrame::new(&peer, FrameKind::Peer),
         ];
         let wanted = queue.times.iter().filter(|time| options.cause.is_none_or(|cause| cause == time.cause));
         let stacks = wanted.map(|time| {

@@ -42,8 +42,8 @@ pub enum CodeError {
     Many(usize),
     #[error("its file does not say where its poll_cq ends")]
     Extent,
-    #[error("completions of this provider's adapters are not known")]
-    Provider,
+    #[error("its poll_cq returns in ways that are not known")]
+    Leaves,
     #[error("no such place is known for this processor's instructions")]
     Architecture,
 }

@@ -1,6 +1,7 @@
 //! Counters of adapters' ports in sysfs.
 
 use std::fs;
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 /// Counters of one device, at most.
@@ -44,6 +45,16 @@ pub fn read(folder: &Path, device: &str) -> Vec<Counter> {
     }
     found.sort_by(|one, other| (one.port, &one.name).cmp(&(other.port, &other.name)));
     found
+}
+
+/// An entry of a port's table of GIDs.
+pub fn gid(folder: &Path, device: &str, port: u32, index: u32) -> Option<Ipv6Addr> {
+    let fit = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    if device.is_empty() || !device.bytes().all(fit) {
+        return None;
+    }
+    let path = folder.join(device).join(format!("ports/{port}/gids/{index}"));
+    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// The device's only port; `None` where it has several or is not there.

@@ -1,5 +1,7 @@
 //! Offsets in the public structures of `infiniband/verbs.h` (64-bit), which stay within `libibverbs.so.1`.
 
+use profiler_common::verbs::{END_ABORT, END_COMPLETE, SIZE_INLINE, SIZE_INLINES, SIZE_PIECE, SIZE_PIECES};
+
 /// `struct ibv_context`.
 pub(super) const CONTEXT_DEVICE: usize = 0;
 pub(super) const CONTEXT_POLL_CQ: usize = 96;
@@ -24,6 +26,38 @@ pub(super) const QP_TYPE: usize = 60;
 pub(super) const QP_LEN: usize = 160;
 pub(super) const QP_WR_START: usize = 320;
 pub(super) const QP_EX_LEN: usize = 352;
+
+/// What a function of `struct ibv_qp_ex` does to the request that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MakerRole {
+    /// Begins one with this operation (`IBV_WR_*`).
+    Begin(u8),
+    /// Says what is sent: `SIZE_*`.
+    Size(u64),
+    /// Hands all of them over, or throws them away: `END_*`.
+    End(u64),
+}
+
+/// Offsets of the functions.
+pub(super) const MAKERS: [(usize, MakerRole); 17] = [
+    (184, MakerRole::Begin(5)),
+    (192, MakerRole::Begin(6)),
+    (200, MakerRole::Begin(8)),
+    (208, MakerRole::Begin(7)),
+    (216, MakerRole::Begin(4)),
+    (224, MakerRole::Begin(0)),
+    (232, MakerRole::Begin(1)),
+    (240, MakerRole::Begin(2)),
+    (248, MakerRole::Begin(3)),
+    (256, MakerRole::Begin(9)),
+    (264, MakerRole::Begin(10)),
+    (288, MakerRole::Size(SIZE_INLINE)),
+    (296, MakerRole::Size(SIZE_INLINES)),
+    (304, MakerRole::Size(SIZE_PIECE)),
+    (312, MakerRole::Size(SIZE_PIECES)),
+    (328, MakerRole::End(END_COMPLETE)),
+    (336, MakerRole::End(END_ABORT)),
+];
 
 /// Types of queue pairs: RC, UC, UD, raw packet, XRC send and receive, driver.
 pub(super) const QP_TYPES: [u32; 7] = [2, 3, 4, 8, 9, 10, 0xff];

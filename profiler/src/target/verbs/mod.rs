@@ -13,11 +13,15 @@ pub mod code;
 pub mod counters;
 mod extent;
 mod layout;
+pub mod library;
 pub mod memory;
+pub mod resource;
+pub mod returns;
 pub mod scan;
 
 pub use code::{CodeError, CompletionPoint};
-pub use scan::{Found, QueuePair};
+pub use layout::MakerRole;
+pub use scan::{Context, Found, QueuePair};
 
 /// Code of one function that is looked at, at most.
 const FUNCTION_MAX: usize = 64 << 10;
@@ -40,7 +44,25 @@ pub struct Place {
 pub struct Functions {
     pub post_send: Place,
     pub poll_cq: Place,
-    pub completion: Result<CompletionPoint, CodeError>,
+    pub completion: Completions,
+}
+
+/// Where completions are seen, the best first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Completions {
+    /// Where one was found.
+    Found(CompletionPoint),
+    /// Where `poll_cq` returns: offsets from its beginning.
+    Returns(Vec<u64>),
+    /// By a return probe, since its returns are not all known.
+    Return(CodeError),
+}
+
+/// A function by which requests are made through the extended interface.
+#[derive(Clone, Debug)]
+pub struct Maker {
+    pub role: MakerRole,
+    pub place: Place,
 }
 
 /// What a process does with verbs.
@@ -49,6 +71,7 @@ pub struct Verbs {
     pub found: Found,
     /// Different ones.
     pub functions: Vec<Functions>,
+    pub makers: Vec<Maker>,
     /// What is executable in the process.
     code: Vec<Mapping>,
 }
@@ -60,6 +83,47 @@ impl Verbs {
         let surroundings = scan::Surroundings { maps: &self.code, devices: &[] };
         scan::queue_pair_at(&memory, surroundings, &self.found.contexts, address)
     }
+
+    /// Functions by which requests are made for this queue pair and that were not known.
+    pub fn new_makers(&mut self, root: &ProcRoot, pid: u32, address: u64) -> Vec<Maker> {
+        let Ok(memory) = memory::ProcessMemory::open(root, pid) else { return Vec::new() };
+        let surroundings = scan::Surroundings { maps: &self.code, devices: &[] };
+        let found = scan::makers_at(&memory, surroundings, address);
+        let new: Vec<(MakerRole, u64)> =
+            found.into_iter().filter(|maker| self.found.makers.insert(*maker)).collect();
+        makers(root, pid, &self.code, &new)
+    }
+
+    /// Takes in the context at this address; the functions that are new with it. `None` where there is no context.
+    pub fn add_context(&mut self, root: &ProcRoot, pid: u32, address: u64) -> Option<Vec<Functions>> {
+        let memory = memory::ProcessMemory::open(root, pid).ok()?;
+        let maps = maps::mappings(root, pid).ok()?;
+        let devices = device_files(root, pid);
+        let surroundings = scan::Surroundings { maps: &maps, devices: &devices };
+        let context = scan::context_at(&memory, surroundings, address)?;
+        let new: Vec<Functions> = functions(root, pid, &maps, &context)
+            .filter(|one| !self.functions.iter().any(|known| known.is_same(one)))
+            .into_iter()
+            .collect();
+        self.functions.extend(new.iter().cloned());
+        self.found.contexts.push(context);
+        self.code = maps.into_iter().filter(|mapping| mapping.perms.execute).collect();
+        Some(new)
+    }
+}
+
+impl Functions {
+    fn is_same(&self, other: &Functions) -> bool {
+        let key = |one: &Functions| (one.post_send.file_id, one.post_send.offset, one.poll_cq.offset);
+        key(self) == key(other)
+    }
+}
+
+/// The context that the queue pair at this address belongs to, as its first word says.
+pub fn context_of(root: &ProcRoot, pid: u32, queue_pair: u64) -> Option<u64> {
+    let memory = memory::ProcessMemory::open(root, pid).ok()?;
+    let mut word = [0; 8];
+    memory::Memory::read(&memory, queue_pair, &mut word).then(|| u64::from_le_bytes(word))
 }
 
 /// Looks for verbs in a process.
@@ -75,24 +139,33 @@ pub fn look(root: &ProcRoot, pid: u32) -> Result<Verbs, ReadError> {
     let maps = maps::mappings(root, pid)?;
     let memory = memory::ProcessMemory::open(root, pid)?;
     let found = scan::scan(&memory, scan::Surroundings { maps: &maps, devices: &devices });
-    let mut functions: Vec<Functions> = Vec::new();
+    let mut all: Vec<Functions> = Vec::new();
     for context in &found.contexts {
-        let (Some(post_send), Some(poll_cq)) =
-            (place(root, pid, &maps, context.post_send), place(root, pid, &maps, context.poll_cq))
-        else {
-            continue;
-        };
-        let is_known = |known: &Functions| {
-            (known.post_send.file_id, known.post_send.offset, known.poll_cq.offset)
-                == (post_send.file_id, post_send.offset, poll_cq.offset)
-        };
-        if !functions.iter().any(is_known) {
-            let completion = completion(&poll_cq);
-            functions.push(Functions { post_send, poll_cq, completion });
+        if let Some(one) = functions(root, pid, &maps, context)
+            && !all.iter().any(|known| known.is_same(&one))
+        {
+            all.push(one);
         }
     }
+    let addresses: Vec<(MakerRole, u64)> = found.makers.iter().copied().collect();
+    let makers = makers(root, pid, &maps, &addresses);
     let code = maps.into_iter().filter(|mapping| mapping.perms.execute).collect();
-    Ok(Verbs { found, functions, code })
+    Ok(Verbs { found, functions: all, makers, code })
+}
+
+fn functions(root: &ProcRoot, pid: u32, maps: &[Mapping], context: &Context) -> Option<Functions> {
+    let post_send = place(root, pid, maps, context.post_send)?;
+    let poll_cq = place(root, pid, maps, context.poll_cq)?;
+    let completion = completion(&poll_cq);
+    Some(Functions { post_send, poll_cq, completion })
+}
+
+fn makers(root: &ProcRoot, pid: u32, maps: &[Mapping], addresses: &[(MakerRole, u64)]) -> Vec<Maker> {
+    let maker = |(role, address): &(MakerRole, u64)| {
+        let place = place(root, pid, maps, *address)?;
+        Some(Maker { role: *role, place })
+    };
+    addresses.iter().filter_map(maker).collect()
 }
 
 /// Descriptors of verbs device files. A process that opened them in a container's file system shows the path
@@ -133,19 +206,23 @@ fn place(root: &ProcRoot, pid: u32, maps: &[Mapping], address: u64) -> Option<Pl
 }
 
 /// Reads the function from its file, where no probe has changed it.
-fn completion(function: &Place) -> Result<CompletionPoint, CodeError> {
+fn completion(function: &Place) -> Completions {
     let name =
         Path::new(&function.path_in_target).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    if !name.starts_with("libmlx5") {
-        // Other adapters' completions look different.
-        return Err(CodeError::Provider);
-    }
-    let len = extent::function_len(&function.file, function.offset).ok_or(CodeError::Extent)?;
+    let Some(len) = extent::function_len(&function.file, function.offset) else {
+        return Completions::Return(CodeError::Extent);
+    };
     let len = usize::try_from(len).unwrap_or(FUNCTION_MAX).min(FUNCTION_MAX);
     let mut code = vec![0; len];
     let read = function.file.read_at(&mut code, function.offset).unwrap_or(0);
     code.truncate(read);
-    code::completion_point(&code)
+    // Other adapters' completions look different.
+    if name.starts_with("libmlx5")
+        && let Ok(point) = code::completion_point(&code)
+    {
+        return Completions::Found(point);
+    }
+    returns::returns(&code).map_or_else(Completions::Return, Completions::Returns)
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use super::layout::{
     CONTEXT_CMD_FD, CONTEXT_DEVICE, CONTEXT_LEN, CONTEXT_POLL_CQ, CONTEXT_POST_RECV, CONTEXT_POST_SEND,
-    DEVICE_FILE, DEVICE_HEAD, DEVICE_NAME, QP_EX_LEN, QP_LEN, QP_NUMBER, QP_PD, QP_RECV_CQ, QP_SEND_CQ,
-    QP_STATE, QP_STATE_MAX, QP_TYPE, QP_TYPES, QP_WR_START, name_at, u32_at, u64_at,
+    DEVICE_FILE, DEVICE_HEAD, DEVICE_NAME, MAKERS, MakerRole, QP_EX_LEN, QP_LEN, QP_NUMBER, QP_PD,
+    QP_RECV_CQ, QP_SEND_CQ, QP_STATE, QP_STATE_MAX, QP_TYPE, QP_TYPES, QP_WR_START, name_at, u32_at, u64_at,
 };
 use super::memory::{Memory, is_searched};
 use crate::target::maps::Mapping;
@@ -20,6 +20,8 @@ const SEARCHED_MAX: u64 = 16 << 30;
 /// Contexts and queue pairs kept, at most.
 const CONTEXTS_MAX: usize = 64;
 const QUEUE_PAIRS_MAX: usize = 65536;
+/// Different functions that make requests, at most.
+const MAKERS_MAX: usize = 512;
 /// Words that look like something and are looked at closer, at most.
 const CANDIDATES_MAX: usize = 1 << 18;
 
@@ -50,6 +52,8 @@ pub struct QueuePair {
 pub struct Found {
     pub contexts: Vec<Context>,
     pub queue_pairs: Vec<QueuePair>,
+    /// Functions by which requests are made through the extended interface, and their addresses.
+    pub makers: BTreeSet<(MakerRole, u64)>,
     /// Bytes that were resident and looked through.
     pub searched: u64,
     /// A limit was met: there can be more.
@@ -105,6 +109,9 @@ pub fn scan(memory: &dyn Memory, surroundings: Surroundings<'_>) -> Found {
             if let Some(queue_pair) = search.queue_pair(address, &contexts)
                 && seen.insert(queue_pair.address)
             {
+                if queue_pair.extended && found.makers.len() < MAKERS_MAX {
+                    found.makers.extend(search.makers(address));
+                }
                 found.queue_pairs.push(queue_pair);
             }
             found.queue_pairs.len() < QUEUE_PAIRS_MAX
@@ -122,6 +129,16 @@ pub fn queue_pair_at(
     address: u64,
 ) -> Option<QueuePair> {
     Search { memory, surroundings, candidates: 0, cut: false }.queue_pair(address, contexts)
+}
+
+/// The context at this address, where everything fits.
+pub fn context_at(memory: &dyn Memory, surroundings: Surroundings<'_>, address: u64) -> Option<Context> {
+    Search { memory, surroundings, candidates: 0, cut: false }.context(address)
+}
+
+/// The functions by which requests are made for the queue pair at this address, which has the extended interface.
+pub fn makers_at(memory: &dyn Memory, surroundings: Surroundings<'_>, address: u64) -> Vec<(MakerRole, u64)> {
+    Search { memory, surroundings, candidates: 0, cut: false }.makers(address)
 }
 
 struct Search<'a> {
@@ -225,6 +242,15 @@ impl<'a> Search<'a> {
         let whole = self.memory.read(address, &mut bytes);
         let extended = whole && u64_at(&bytes, QP_WR_START).is_some_and(|function| self.is_code(function));
         Some(QueuePair { address, number, state, kind, device: context.device.clone(), extended })
+    }
+
+    fn makers(&self, address: u64) -> Vec<(MakerRole, u64)> {
+        let mut bytes = [0; QP_EX_LEN];
+        if !self.memory.read(address, &mut bytes) {
+            return Vec::new();
+        }
+        let function = |(at, role)| u64_at(&bytes, at).map(|address| (role, address));
+        MAKERS.into_iter().filter_map(function).filter(|(_, address)| self.is_code(*address)).collect()
     }
 
     fn word(&self, address: u64) -> Option<u64> {
