@@ -11,6 +11,7 @@ pub mod call;
 pub mod config;
 pub mod counter;
 pub mod marker;
+pub mod rdma_kernel;
 pub mod record;
 pub mod stack;
 pub mod table;

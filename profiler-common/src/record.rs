@@ -37,6 +37,10 @@ pub enum RecordKind {
     VerbsImage = 50,
     /// [`MarkerRecord`](crate::marker::MarkerRecord).
     Marker = 60,
+    /// [`SetupRecord`](crate::rdma_kernel::SetupRecord).
+    Setup = 64,
+    /// [`AsyncEventRecord`](crate::rdma_kernel::AsyncEventRecord).
+    AsyncEvent = 65,
 }
 
 impl RecordKind {
@@ -55,6 +59,8 @@ impl RecordKind {
             49 => RecordKind::VerbsCompletion,
             50 => RecordKind::VerbsImage,
             60 => RecordKind::Marker,
+            64 => RecordKind::Setup,
+            65 => RecordKind::AsyncEvent,
             _ => return None,
         })
     }
