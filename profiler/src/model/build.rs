@@ -134,6 +134,10 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::RdmaSetup(_)
+            | Record::RdmaSetupTotals(_)
+            | Record::RdmaCommandTotals(_)
+            | Record::RdmaDeviceEvent(_) => {}
             Record::PciDevice(device) => self.model.place.add_device(device),
             Record::RdmaPort(port) => self.model.place.add_port(port),
             Record::DeviceUse(one) => self.model.place.add_use(one),

@@ -49,6 +49,8 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::VerbsPost => super::verbs::decode::post(&mut fields).ok_or(short),
         RecordKind::VerbsCompletion => super::verbs::decode::completion(&mut fields).ok_or(short),
         RecordKind::Marker => super::marker::decode(&mut fields).ok_or(short),
+        RecordKind::Setup => super::rdma_kernel::decode::setup(&mut fields).ok_or(short),
+        RecordKind::AsyncEvent => super::rdma_kernel::decode::device_event(&mut fields).ok_or(short),
         RecordKind::VerbsImage => super::verbs::decode::image(&mut fields).ok_or(short),
     }
 }

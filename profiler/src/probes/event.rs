@@ -2,6 +2,7 @@
 
 use crate::trace::marker::MarkerCalls;
 use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaPost};
+use crate::trace::rdma_setup::{RdmaDeviceEvent, RdmaSetup};
 use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
 /// User-mode registers that an unwinder starts from.
@@ -54,6 +55,8 @@ pub enum Event {
     /// Where an earlier post went.
     RdmaAnchor(RdmaAnchor),
     Marker(MarkerCalls),
+    Setup(RdmaSetup),
+    DeviceEvent(RdmaDeviceEvent),
 }
 
 /// What a provider keeps of a queue pair, at the entry of a post.
@@ -84,6 +87,8 @@ impl Event {
             Event::RdmaPost(post, _) => Some(post.time_ns),
             Event::RdmaCompletion(completion) => Some(completion.time_ns),
             Event::Marker(calls) => Some(calls.start_ns),
+            Event::Setup(setup) => Some(setup.start_ns),
+            Event::DeviceEvent(event) => Some(event.time_ns),
             Event::Stack(_) | Event::RdmaImage(_) | Event::RdmaAnchor(_) => None,
         }
     }

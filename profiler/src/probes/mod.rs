@@ -27,6 +27,8 @@ mod known_stacks;
 mod load;
 mod marker;
 mod multi_uprobe;
+mod raw_bpf;
+mod rdma_kernel;
 mod restart;
 mod socket;
 mod tables;
@@ -53,7 +55,8 @@ pub use error::ProbeError;
 pub(crate) use error::one_line;
 pub use known_stacks::KnownStacks;
 
-use crate::trace::record::{CallCount, Coverage, CpuSamples, LifeEvent, Loss};
+use crate::trace::rdma_setup::{RdmaCommandTotals, RdmaSetupTotals};
+use crate::trace::record::{CallCount, Coverage, CpuSamples, Environment, LifeEvent, Loss};
 use event::Event;
 
 use crate::target::verbs::Functions;
@@ -115,6 +118,8 @@ pub struct ProbeSet {
     /// Records that could not be decoded.
     undecodable: u64,
     verbs: verbs::VerbsProbes,
+    rdma_kernel: rdma_kernel::RdmaKernel,
+    verbose: bool,
 }
 
 impl std::fmt::Debug for ProbeSet {
@@ -158,6 +163,8 @@ impl ProbeSet {
             ended: HashSet::new(),
             undecodable: 0,
             verbs: verbs::VerbsProbes::default(),
+            rdma_kernel: rdma_kernel::RdmaKernel::default(),
+            verbose: options.verbose,
         })
     }
 
@@ -169,7 +176,9 @@ impl ProbeSet {
     /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `samples`, `children`, `snapshot`,
     /// `lock`, `io_uring`.
     pub fn coverage(&self) -> Vec<Coverage> {
-        self.coverage.rows()
+        let mut rows = self.coverage.rows();
+        rows.extend(self.rdma_kernel.coverage());
+        rows
     }
 
     /// Watches the process `pid` (its own id, as the host sees it) with all its threads; with `follow` also the
@@ -325,6 +334,8 @@ impl ProbeSet {
         self.detach();
         verbs::VerbsProbes::detach(&mut self.ebpf);
         marker::detach(&mut self.ebpf);
+        self.rdma_kernel.detach();
+        self.rdma_kernel.take_open(&self.ebpf, self.settings.min_stall_ns, end_ns, sink);
         marker::take_counted(&mut self.ebpf, sink);
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
@@ -365,6 +376,21 @@ impl ProbeSet {
     /// Watches posts and polls again. Returns the processes for which that failed, and why; they are given up.
     pub fn resume_verbs(&mut self) -> Vec<(u32, String)> {
         self.verbs.resume(&mut self.ebpf)
+    }
+
+    /// Watches the kernel's RDMA functions. What fails is told by [`ProbeSet::coverage`].
+    pub fn attach_rdma_kernel(&mut self) {
+        self.rdma_kernel.attach(&mut self.ebpf, self.verbose);
+    }
+
+    /// How many functions of each of the kernel's RDMA modules are watched.
+    pub fn rdma_kernel_environment(&self) -> Option<Environment> {
+        self.rdma_kernel.environment()
+    }
+
+    /// What all calls of the kernel's RDMA functions, and commands to devices, add up to so far.
+    pub fn rdma_kernel_totals(&self) -> (Vec<RdmaSetupTotals>, Vec<RdmaCommandTotals>) {
+        self.rdma_kernel.totals(&self.ebpf)
     }
 
     /// Counts the calls of the marker function, which is entered at this offset of the file. `path` is opened as this

@@ -115,6 +115,11 @@ impl MultiUprobe {
 
 /// The program's instructions, with the maps' descriptors in them and the functions it calls behind it.
 fn instructions(object: &[u8], name: &str, ebpf: &Ebpf) -> Result<Vec<bpf_insn>, String> {
+    Ok(function(object, name, ebpf)?.instructions)
+}
+
+/// The same, with what the kernel wants to know of its functions.
+pub(super) fn function(object: &[u8], name: &str, ebpf: &Ebpf) -> Result<aya_obj::Function, String> {
     let mut object = Object::parse(object).map_err(|error| error.to_string())?;
     object.programs.retain(|program, _| program == name);
     let key = object.programs.get(name).ok_or("missing in the eBPF object")?.function_key();
@@ -123,8 +128,7 @@ fn instructions(object: &[u8], name: &str, ebpf: &Ebpf) -> Result<Vec<bpf_insn>,
     let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
     object.relocate_maps(maps, &text).map_err(|error| error.to_string())?;
     object.relocate_calls(&text).map_err(|error| error.to_string())?;
-    let function = object.functions.remove(&key).ok_or("the eBPF object has no code for it")?;
-    Ok(function.instructions)
+    object.functions.remove(&key).ok_or_else(|| "the eBPF object has no code for it".to_owned())
 }
 
 fn descriptor(ebpf: &Ebpf, name: &str) -> Option<RawFd> {

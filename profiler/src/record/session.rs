@@ -122,6 +122,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     collector.look_at_sockets(true);
     watch(&mut probes, &root, &asked_for, options.follow)?;
     collector.attach_marker(&mut probes);
+    collector.watch_rdma_kernel(&mut probes);
     if let Err(error) = probes.snapshot() {
         log::warn!("{error}");
     }

@@ -62,6 +62,10 @@ impl VerbsWatch {
         }
     }
 
+    pub(super) fn is_asked(&self) -> bool {
+        self.max_overhead.is_some()
+    }
+
     /// Looks for verbs in a process and attaches to what there is.
     pub(super) fn look(&mut self, pid: u32, now_ns: u64, probes: &mut ProbeSet) -> Vec<Record> {
         if self.max_overhead.is_none() || self.processes.contains_key(&pid) {
@@ -251,12 +255,7 @@ impl VerbsWatch {
             (false, true) => (FamilyState::Off, "no target has an RDMA device open".to_owned()),
             (false, false) => (FamilyState::Off, reasons.join("; ")),
         };
-        let mut rows = vec![row("verbs", state, reason)];
-        if !self.processes.is_empty() {
-            let reason = "the paths through ib_uverbs and the driver are not watched in this version";
-            rows.push(row("rdma_kernel", FamilyState::Off, reason.to_owned()));
-        }
-        rows
+        vec![row("verbs", state, reason)]
     }
 }
 
@@ -309,7 +308,7 @@ mod tests {
         asked.failures.add("libmlx5.so.1: something");
         asked.processes.insert(1, Watched { attached: false, ..watched() });
         let rows = asked.coverage();
-        assert_eq!((rows.len(), rows[0].state), (2, FamilyState::Off));
+        assert_eq!((rows.len(), rows[0].state), (1, FamilyState::Off));
         assert_eq!(rows[0].reason, "libmlx5.so.1: something");
         asked.processes.insert(2, watched());
         assert_eq!(asked.coverage()[0].state, FamilyState::Partial);
