@@ -210,6 +210,10 @@ pub struct SetupRecord {
     pub command_ns: u64,
     /// Part of that before the device had it.
     pub queued_ns: u64,
+    /// On a processor, as far as the scheduler had counted it.
+    pub running_ns: u64,
+    /// Waiting for a processor.
+    pub runq_ns: u64,
     /// Bytes that were registered.
     pub bytes: u64,
     /// Result of the system call.
@@ -261,6 +265,9 @@ pub struct SetupCall {
     pub command_head: [u64; 2],
     pub operation_depth: u32,
     pub command_opcode: u32,
+    /// Time of the thread on a processor, and waiting for one, when the call began.
+    pub ran_ns: u64,
+    pub delayed_ns: u64,
     /// User-mode registers.
     pub ip: u64,
     pub sp: u64,
@@ -294,6 +301,8 @@ pub struct SetupTotals {
     pub driver_ns: u64,
     pub command_ns: u64,
     pub queued_ns: u64,
+    pub running_ns: u64,
+    pub runq_ns: u64,
     pub commands: u64,
     pub bytes: u64,
     /// Calls below the threshold, and their time.
@@ -352,12 +361,12 @@ pub const fn histogram_least(place: u32) -> u64 {
 }
 
 const _: () = assert!(size_of::<RdmaOffsets>() == 32);
-const _: () = assert!(size_of::<SetupRecord>() == 120);
+const _: () = assert!(size_of::<SetupRecord>() == 136);
 const _: () = assert!(size_of::<AsyncEventRecord>() == 24);
-const _: () = assert!(size_of::<SetupCall>() == 120 + 16 + 32 + 16 + 8 + 24);
+const _: () = assert!(size_of::<SetupCall>() == 136 + 16 + 32 + 16 + 8 + 24 + 16);
 const _: () = assert!(size_of::<TotalsKey>() == 16);
 const _: () = assert!(size_of::<CommandKey>() == 8);
-const _: () = assert!(size_of::<SetupTotals>() == 8 * (11 + HISTOGRAM));
+const _: () = assert!(size_of::<SetupTotals>() == 8 * (13 + HISTOGRAM));
 const _: () = assert!(size_of::<CommandTotals>() == 24);
 
 #[cfg(feature = "user")]

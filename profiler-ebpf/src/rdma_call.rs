@@ -1,19 +1,22 @@
 //! A thread's call into `ib_uverbs` or the connection manager, from its beginning to its end: what it was for, and where its
 //! time went. Everything is added up in the kernel; a record is made only of a call that lasted.
 
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_task_pt_regs};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_task_pt_regs,
+};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
 use profiler_common::config::NO_OFFSET;
 use profiler_common::rdma_kernel::{
     CommandKey, CommandTotals, HISTOGRAM, RdmaOffsets, SetupCall, SetupOp, SetupRecord, SetupTotals, TotalsKey, histogram_place,
 };
-use profiler_common::record::{Header, RecordKind};
+use profiler_common::record::{Header, RecordKind, WAIT_SLEPT, WAIT_TIMED};
 use profiler_common::{Call, Loss, WaitRecord};
 
 use crate::mem::{kernel, member};
 use crate::regs::{Regs, UserRegs};
-use crate::{emit, settings, stack};
+use crate::sched::run_delay_ns;
+use crate::{emit, offset, settings, stack};
 
 /// Calls that last, by thread.
 #[map]
@@ -56,6 +59,8 @@ const NO_RECORD: SetupRecord = SetupRecord {
     driver_ns: 0,
     command_ns: 0,
     queued_ns: 0,
+    running_ns: 0,
+    runq_ns: 0,
     bytes: 0,
     ret: 0,
     op: 0,
@@ -80,6 +85,8 @@ static NEW: SetupCall = SetupCall {
     command_head: [0; 2],
     operation_depth: 0,
     command_opcode: 0,
+    ran_ns: 0,
+    delayed_ns: 0,
     ip: 0,
     sp: 0,
     bp: 0,
@@ -93,6 +100,8 @@ static NO_TOTALS: SetupTotals = SetupTotals {
     driver_ns: 0,
     command_ns: 0,
     queued_ns: 0,
+    running_ns: 0,
+    runq_ns: 0,
     commands: 0,
     bytes: 0,
     below: 0,
@@ -104,6 +113,18 @@ static NO_TOTALS: SetupTotals = SetupTotals {
 pub fn now_ns() -> u64 {
     // SAFETY: no preconditions.
     unsafe { bpf_ktime_get_ns() }
+}
+
+/// Time that the current thread has run, ever, as of the last tick or switch.
+#[inline(always)]
+fn ran_ns() -> u64 {
+    // SAFETY: no preconditions.
+    member(unsafe { bpf_get_current_task() }, offset!(task_sum_exec))
+}
+
+#[inline(always)]
+fn least(one: u64, other: u64) -> u64 {
+    if one < other { one } else { other }
 }
 
 /// A member of the kernel's structure at `base`, whose offset userspace has found.
@@ -137,6 +158,7 @@ pub fn begin(id: u64) -> Option<&'static mut SetupCall> {
     // SAFETY: the current task's registers, of which the verifier knows the members.
     let regs = UserRegs::from(unsafe { &*(bpf_task_pt_regs(bpf_get_current_task_btf()) as *const Regs) });
     (call.ip, call.sp, call.bp) = (regs.ip, regs.sp, regs.bp);
+    (call.ran_ns, call.delayed_ns) = (ran_ns(), run_delay_ns());
     call.depth = 1;
     Some(call)
 }
@@ -308,6 +330,11 @@ extern "C" fn rdma_finish(call: *mut SetupCall, ret: i64) -> u32 {
     call.depth = 0;
     call.record.end_ns = now_ns();
     call.record.ret = ret;
+    let lasted_ns = call.record.end_ns.saturating_sub(call.record.start_ns);
+    call.record.runq_ns = least(run_delay_ns().saturating_sub(call.delayed_ns), lasted_ns);
+    // Counted at ticks and switches: part of a call may be in the next one's.
+    let most_ns = lasted_ns - call.record.runq_ns;
+    call.record.running_ns = least(ran_ns().saturating_sub(call.ran_ns), most_ns);
     if !told(&call.record) {
         return 0;
     }
@@ -324,10 +351,11 @@ pub fn finish(call: &mut SetupCall, ret: i64) {
     rdma_finish(call, ret);
 }
 
-/// The wait that the views by stacks show. The whole call is one: what the thread works in it, for instance on the pages that are
-/// pinned, keeps it from its own work all the same.
+/// The wait that the views by stacks show. The whole call is one, as if it slept all the time but that in which it waited for a
+/// processor: what the thread works in it, for instance on the pages that are pinned, keeps it from its own work all the same.
 #[inline(always)]
 fn wait(call: &SetupCall, user_stack: u64) {
+    let lasted_ns = call.record.end_ns.saturating_sub(call.record.start_ns);
     let record = WaitRecord {
         header: Header { kind: RecordKind::Wait as u32, len: size_of::<WaitRecord>() as u32 },
         start_ns: call.record.start_ns,
@@ -335,13 +363,13 @@ fn wait(call: &SetupCall, user_stack: u64) {
         tgid: call.record.tgid,
         tid: call.record.tid,
         call: Call::Uverbs as u16,
-        flags: 0,
+        flags: WAIT_TIMED | WAIT_SLEPT,
         nsocks: 0,
         nfds: 0,
         fd: -1,
         polls: 0,
         ret: call.record.ret,
-        off_cpu_ns: 0,
+        off_cpu_ns: lasted_ns.saturating_sub(call.record.runq_ns),
         user_stack,
         kernel_stack: 0,
         ip: call.ip,
@@ -350,9 +378,9 @@ fn wait(call: &SetupCall, user_stack: u64) {
         api_start_ns: 0,
         api: 0,
         arg: 0,
-        sleep_ns: 0,
-        wake_ns: 0,
-        runq_ns: 0,
+        sleep_ns: call.record.start_ns,
+        wake_ns: call.record.end_ns,
+        runq_ns: call.record.runq_ns,
         owner: 0,
         reserved: 0,
     };
@@ -393,6 +421,8 @@ extern "C" fn count(record: *const SetupRecord, below: u64) -> u32 {
     totals.driver_ns += record.driver_ns;
     totals.command_ns += record.command_ns;
     totals.queued_ns += record.queued_ns;
+    totals.running_ns += record.running_ns;
+    totals.runq_ns += record.runq_ns;
     totals.commands += u64::from(record.commands);
     totals.bytes += record.bytes;
     totals.below += below;

@@ -24,6 +24,9 @@ pub struct RdmaSetup {
     pub command_ns: u64,
     /// Part of that before the device had it, as far as that was seen.
     pub queued_ns: u64,
+    /// On a processor, as far as the scheduler had counted it, and waiting for one.
+    pub running_ns: u64,
+    pub runq_ns: u64,
     /// Bytes that were registered.
     pub bytes: u64,
     /// Result, or -errno.
@@ -51,6 +54,8 @@ pub struct RdmaSetupTotals {
     pub driver_ns: u64,
     pub command_ns: u64,
     pub queued_ns: u64,
+    pub running_ns: u64,
+    pub runq_ns: u64,
     pub commands: u64,
     pub bytes: u64,
     /// Calls without a record of their own, and their time.

@@ -76,7 +76,8 @@ mod tests {
     /// `struct outer { int a; struct inner b; }`, `get(int first, int size)`, `other` of the kernel's prototype.
     fn module(base: &Arc<Btf>) -> Vec<u8> {
         let size = base.strings.len() as u32;
-        let mut b = Builder { first_string: size, ..Builder::default() };
+        let mut b = Builder::default();
+        b.first_string = size;
         b.head("outer", KIND_STRUCT, 2, false, 12); // 5
         b.member("a", 1, 0);
         b.member("b", 2, 32);

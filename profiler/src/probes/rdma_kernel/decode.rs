@@ -15,6 +15,7 @@ pub(in crate::probes) fn setup(fields: &mut Fields<'_>) -> Option<Event> {
     let (pid, tid) = (fields.u32()?, fields.u32()?);
     let (pin_start_ns, pin_end_ns, pin_ns) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let (driver_ns, command_ns, queued_ns) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let (running_ns, runq_ns) = (fields.u64()?, fields.u64()?);
     let (bytes, ret) = (fields.u64()?, fields.i64()?);
     let (op, commands, opcode, qp) = (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
     let in_flight = fields.u32()? != 0;
@@ -30,6 +31,8 @@ pub(in crate::probes) fn setup(fields: &mut Fields<'_>) -> Option<Event> {
         driver_ns,
         command_ns,
         queued_ns,
+        running_ns,
+        runq_ns,
         bytes,
         ret,
         commands,
@@ -72,6 +75,8 @@ mod tests {
             driver_ns: 8,
             command_ns: 9,
             queued_ns: 10,
+            running_ns: 16,
+            runq_ns: 17,
             bytes: 11,
             ret: -12,
             op: SetupOp::ToRtr as u32,
@@ -87,6 +92,7 @@ mod tests {
         assert_eq!((setup.driver_ns, setup.command_ns, setup.queued_ns), (8, 9, 10));
         assert_eq!((setup.bytes, setup.ret, setup.op), (11, -12, SetupOp::ToRtr));
         assert_eq!((setup.commands, setup.opcode, setup.qp, setup.in_flight), (13, 14, 15, false));
+        assert_eq!((setup.running_ns, setup.runq_ns), (16, 17));
         assert!(decode_record(&bytes(&record)[..100]).is_err());
     }
 
