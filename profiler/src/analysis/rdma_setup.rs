@@ -95,16 +95,18 @@ const SLOWEST: usize = 20;
 pub fn section(setups: &Setups) -> Option<RdmaSetupSection> {
     let mut operations: Vec<OperationRow> = setups.totals().map(|totals| operation(totals, setups)).collect();
     add_open(&mut operations, setups);
-    operations.sort_by(|one, other| {
-        (other.total_ns, one.pid, &one.op).cmp(&(one.total_ns, other.pid, &other.op))
-    });
-    let mut commands: Vec<CommandRow> = setups.commands().map(|totals| CommandRow {
-        opcode: totals.opcode,
-        name: command_name(totals.opcode),
-        commands: totals.commands,
-        total_ns: totals.ns,
-        queued_ns: totals.queued_ns,
-    }).collect();
+    operations
+        .sort_by(|one, other| (other.total_ns, one.pid, &one.op).cmp(&(one.total_ns, other.pid, &other.op)));
+    let mut commands: Vec<CommandRow> = setups
+        .commands()
+        .map(|totals| CommandRow {
+            opcode: totals.opcode,
+            name: command_name(totals.opcode),
+            commands: totals.commands,
+            total_ns: totals.ns,
+            queued_ns: totals.queued_ns,
+        })
+        .collect();
     commands.sort_by(|one, other| (other.total_ns, one.opcode).cmp(&(one.total_ns, other.opcode)));
     let events: Vec<EventRow> = setups.events().into_iter().map(event).collect();
     let section = RdmaSetupSection { operations, commands, events, slowest: slowest(setups) };
@@ -114,7 +116,8 @@ pub fn section(setups: &Setups) -> Option<RdmaSetupSection> {
 
 fn operation(totals: &RdmaSetupTotals, setups: &Setups) -> OperationRow {
     let own = |call: &&RdmaSetup| call.pid == totals.pid && call.op == totals.op && !call.in_flight;
-    let lasted: Vec<u64> = setups.calls().iter().filter(own).map(|call| call.end_ns - call.start_ns).collect();
+    let lasted: Vec<u64> =
+        setups.calls().iter().filter(own).map(|call| call.end_ns - call.start_ns).collect();
     let exact = totals.below == 0 && lasted.len() as u64 == totals.calls;
     let duration = if exact { Distribution::of(lasted) } else { of_histogram(&totals.histogram, totals.ns) };
     OperationRow {
@@ -178,7 +181,8 @@ fn of_histogram(places: &[(u8, u64)], sum_ns: u64) -> Distribution {
         let (least, most) = ends(place);
         least + (most - least) / 2
     };
-    let mut places: Vec<(u8, u64)> = places.iter().copied().filter(|(place, count)| *place < 160 && *count > 0).collect();
+    let mut places: Vec<(u8, u64)> =
+        places.iter().copied().filter(|(place, count)| *place < 160 && *count > 0).collect();
     places.sort_unstable();
     let (Some((first, _)), Some((last, _))) = (places.first(), places.last()) else {
         return Distribution::default();

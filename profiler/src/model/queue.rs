@@ -11,7 +11,7 @@ use super::thread::Interval;
 use crate::trace::rdma::{PortCounter, QueuePair, RdmaAnchor, RdmaCompletion, RdmaPost, RdmaWindow};
 
 mod builder;
-mod windows;
+pub(crate) mod windows;
 
 use builder::Builder;
 pub use windows::Scale;
@@ -133,9 +133,9 @@ impl Rdma {
         let mut tracks = Vec::new();
         for ((pid, number), mut events) in queues {
             events.sort_by_key(|(time_ns, _)| *time_ns);
-            let watch = watches
-                .entry(pid)
-                .or_insert_with(|| Watch::of(&self.windows, pid, recording, seen.contains(&pid)));
+            let watch = watches.entry(pid).or_insert_with(|| {
+                Watch::of(&self.windows, pid, recording, seen.contains(&pid)).with_hits(self, pid)
+            });
             let track = empty_track(pid, number, pairs.get(&(pid, number)).copied());
             tracks.push(follow(track, &mut events, watch, end_ns));
         }
@@ -174,7 +174,7 @@ fn follow(mut track: QueueTrack, events: &mut [(u64, Event<'_>)], watch: &Watch,
     track.watch_ns = seen.iter().map(|one| one.0).fold(0, u64::saturating_add);
     if watch.is_sampled() {
         let known_ns = track.known.iter().map(|part| part.len()).fold(0, u64::saturating_add);
-        track.scale = Some(windows::scale(&seen, known_ns, watch.whole.len()));
+        track.scale = Some(watch.scale(&seen, known_ns));
     }
     track
 }

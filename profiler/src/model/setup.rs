@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn a_wait_finds_its_call_and_an_answer_has_none() {
         let mut setups = Setups::default();
-        let call = RdmaSetup { start_ns: 5, end_ns: 9, tid: 3, op: SetupOp::Deregister, ..RdmaSetup::default() };
+        let call =
+            RdmaSetup { start_ns: 5, end_ns: 9, tid: 3, op: SetupOp::Deregister, ..RdmaSetup::default() };
         assert!(setups.add(call));
         assert!(setups.add(RdmaSetup { start_ns: 6, end_ns: 8, op: SetupOp::RouteAnswer, ..call }));
         assert!(!setups.add(RdmaSetup { start_ns: 9, end_ns: 8, ..call }));

@@ -79,6 +79,8 @@ pub struct ProbeOptions {
     pub net: bool,
     /// Watch system calls on sockets, for the messages to name servers among them.
     pub dns: bool,
+    /// Watch the kernel's RDMA functions, where the machine has a device.
+    pub rdma_kernel: bool,
 }
 
 impl Default for ProbeOptions {
@@ -90,6 +92,7 @@ impl Default for ProbeOptions {
             verbose: false,
             net: true,
             dns: true,
+            rdma_kernel: false,
         }
     }
 }
@@ -119,7 +122,6 @@ pub struct ProbeSet {
     undecodable: u64,
     verbs: verbs::VerbsProbes,
     rdma_kernel: rdma_kernel::RdmaKernel,
-    verbose: bool,
 }
 
 impl std::fmt::Debug for ProbeSet {
@@ -141,6 +143,8 @@ impl ProbeSet {
             reserved: 0,
         };
         let load::Loaded { mut ebpf, resolver, failed, missing_members } = load::load(options, &settings)?;
+        // Before the maps are taken out, which the programs refer to.
+        let rdma_kernel = rdma_kernel::RdmaKernel::attach(&mut ebpf, options);
         let logger = if options.verbose { EbpfLogger::init(&mut ebpf).ok() } else { None };
         Ok(ProbeSet {
             events: take(&mut ebpf, "EVENTS")?,
@@ -163,8 +167,7 @@ impl ProbeSet {
             ended: HashSet::new(),
             undecodable: 0,
             verbs: verbs::VerbsProbes::default(),
-            rdma_kernel: rdma_kernel::RdmaKernel::default(),
-            verbose: options.verbose,
+            rdma_kernel,
         })
     }
 
@@ -376,11 +379,6 @@ impl ProbeSet {
     /// Watches posts and polls again. Returns the processes for which that failed, and why; they are given up.
     pub fn resume_verbs(&mut self) -> Vec<(u32, String)> {
         self.verbs.resume(&mut self.ebpf)
-    }
-
-    /// Watches the kernel's RDMA functions. What fails is told by [`ProbeSet::coverage`].
-    pub fn attach_rdma_kernel(&mut self) {
-        self.rdma_kernel.attach(&mut self.ebpf, self.verbose);
     }
 
     /// How many functions of each of the kernel's RDMA modules are watched.

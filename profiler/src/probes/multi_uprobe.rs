@@ -125,6 +125,10 @@ pub(super) fn function(object: &[u8], name: &str, ebpf: &Ebpf) -> Result<aya_obj
     let key = object.programs.get(name).ok_or("missing in the eBPF object")?.function_key();
     let described = std::mem::take(&mut object.maps);
     let maps = described.iter().filter_map(|(name, map)| Some((name.as_str(), descriptor(ebpf, name)?, map)));
+    // A map without one would silently be replaced by another.
+    if let Some(gone) = described.keys().find(|name| descriptor(ebpf, name).is_none()) {
+        return Err(format!("the map {gone} was taken out before"));
+    }
     let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
     object.relocate_maps(maps, &text).map_err(|error| error.to_string())?;
     object.relocate_calls(&text).map_err(|error| error.to_string())?;

@@ -61,7 +61,8 @@ pub(super) struct Traced<'a> {
 
 impl Traced<'_> {
     fn attach_type(self) -> u32 {
-        (if self.at_return { bpf_attach_type::BPF_TRACE_FEXIT } else { bpf_attach_type::BPF_TRACE_FENTRY }) as u32
+        (if self.at_return { bpf_attach_type::BPF_TRACE_FEXIT } else { bpf_attach_type::BPF_TRACE_FENTRY })
+            as u32
     }
 }
 
@@ -216,8 +217,7 @@ pub(super) fn link_tracepoint(program: &OwnedFd, name: &CStr) -> io::Result<Owne
         prog_fd: u32,
         padding: u32,
     }
-    let attr =
-        Attr { name: name.as_ptr() as u64, prog_fd: program.as_raw_fd().cast_unsigned(), padding: 0 };
+    let attr = Attr { name: name.as_ptr() as u64, prog_fd: program.as_raw_fd().cast_unsigned(), padding: 0 };
     // SAFETY: the pointer in `attr` is to the name.
     unsafe { bpf(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &attr) }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use profiler_common::verbs::HIT_NS;
+
 use super::host::monotonic_ns;
 use super::reasons::Reasons;
 use super::verbs_budget::{Budget, Change};
@@ -11,9 +13,6 @@ use crate::target::verbs::{self, Verbs, counters};
 use crate::trace::rdma::{PortCounter, QueuePair, RdmaPost, RdmaWindow};
 use crate::trace::record::{Coverage, FamilyState, Record};
 
-/// What the target loses for each time that it comes by a probe, nanoseconds: 2.6 µs were measured on plain hosts for
-/// a kernel uprobe, the record included.
-const HIT_NS: u64 = 2_600;
 /// Queue pairs that are told of, at most.
 const QUEUE_PAIRS_MAX: usize = 65536;
 /// Processes that are looked at, at most.
@@ -60,10 +59,6 @@ impl VerbsWatch {
             hits: 0,
             budget: Budget::new(max_overhead.unwrap_or(0.0), monotonic_ns()),
         }
-    }
-
-    pub(super) fn is_asked(&self) -> bool {
-        self.max_overhead.is_some()
     }
 
     /// Looks for verbs in a process and attaches to what there is.

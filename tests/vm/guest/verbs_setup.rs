@@ -204,7 +204,8 @@ fn queue_pairs(verbs: &Verbs, context: Pointer, pd: Pointer) -> u128 {
             let pair = create(pd, &raw mut wanted);
             assert!(!pair.is_null(), "no queue pair");
             let number = *pair.cast::<u8>().add(QP_NUM).cast::<u32>();
-            let address = Address { gid, gid_index: 1, hop_limit: 1, is_global: 1, port: 1, ..Address::default() };
+            let address =
+                Address { gid, gid_index: 1, hop_limit: 1, is_global: 1, port: 1, ..Address::default() };
             let ladder = [
                 (Attributes { state: 1, port: 1, ..Attributes::default() }, TO_INIT),
                 (
@@ -220,7 +221,14 @@ fn queue_pairs(verbs: &Verbs, context: Pointer, pd: Pointer) -> u128 {
                     TO_RTR,
                 ),
                 (
-                    Attributes { state: 3, timeout: 14, retry: 7, rnr_retry: 7, max_rd_atomic: 1, ..Attributes::default() },
+                    Attributes {
+                        state: 3,
+                        timeout: 14,
+                        retry: 7,
+                        rnr_retry: 7,
+                        max_rd_atomic: 1,
+                        ..Attributes::default()
+                    },
                     TO_RTS,
                 ),
             ];

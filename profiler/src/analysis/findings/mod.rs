@@ -35,6 +35,7 @@ mod net_silent;
 mod numa;
 mod pcie;
 mod rdma;
+mod rdma_setup;
 mod resolver;
 mod tcp;
 #[cfg(test)]
@@ -86,6 +87,7 @@ pub fn find(
     tcp::find(&scene, &mut kept);
     kept.extend(net::find(&scene));
     kept.extend(rdma::find(&scene));
+    kept.extend(rdma_setup::find(&scene));
     kept.extend(counters::find(&scene));
     kept.extend(pcie::find(&scene));
     kept.extend(numa::find(&scene));

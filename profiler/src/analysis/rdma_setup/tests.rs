@@ -135,8 +135,18 @@ fn calls_that_had_not_ended_are_in_the_rows_with_their_age() {
 #[test]
 fn commands_and_events_have_names() {
     let mut trace = Trace::new();
-    trace.add(Record::RdmaCommandTotals(RdmaCommandTotals { opcode: 0x200, commands: 4, ns: 90, queued_ns: 30 }));
-    trace.add(Record::RdmaCommandTotals(RdmaCommandTotals { opcode: 0x9ff, commands: 1, ns: 9, queued_ns: 0 }));
+    trace.add(Record::RdmaCommandTotals(RdmaCommandTotals {
+        opcode: 0x200,
+        commands: 4,
+        ns: 90,
+        queued_ns: 30,
+    }));
+    trace.add(Record::RdmaCommandTotals(RdmaCommandTotals {
+        opcode: 0x9ff,
+        commands: 1,
+        ns: 9,
+        queued_ns: 0,
+    }));
     trace.add(Record::RdmaDeviceEvent(RdmaDeviceEvent { time_ns: 1500, event: 10, port: 2 }));
     let section = trace.analyse().report.rdma_setup.unwrap();
     let names: Vec<&str> = section.commands.iter().map(|row| row.name.as_str()).collect();
@@ -148,7 +158,10 @@ fn commands_and_events_have_names() {
 #[test]
 fn impossible_times_and_places_do_no_harm() {
     let odd = RdmaSetup { pin_start_ns: u64::MAX, pin_end_ns: 3, pin_ns: u64::MAX, ..registration() };
-    let row = RdmaSetupTotals { histogram: vec![(255, u64::MAX), (3, u64::MAX)], ..totals(SetupOp::Other, 0, u64::MAX) };
+    let row = RdmaSetupTotals {
+        histogram: vec![(255, u64::MAX), (3, u64::MAX)],
+        ..totals(SetupOp::Other, 0, u64::MAX)
+    };
     let analysis = analysed(&[odd, call(SetupOp::Deregister, 5, 2)], &[row]);
     assert_eq!(analysis.report.totals.stalled_ns, 500);
 }

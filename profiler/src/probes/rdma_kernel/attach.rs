@@ -91,9 +91,10 @@ impl Types {
 
     /// Where the function's types are: its number and the module's descriptor.
     fn function(&self, name: &str) -> Option<(u32, &Btf, Option<&OwnedFd>)> {
-        let in_module = self.modules.iter().find_map(|(_, types, held)| {
-            Some((types.id(Kind::Func, name)?, types, Some(held)))
-        });
+        let in_module = self
+            .modules
+            .iter()
+            .find_map(|(_, types, held)| Some((types.id(Kind::Func, name)?, types, Some(held))));
         in_module.or_else(|| Some((self.kernel.id(Kind::Func, name)?, &*self.kernel, None)))
     }
 
@@ -207,11 +208,7 @@ fn is_loaded(module: &str) -> bool {
     std::path::Path::new("/sys/module").join(module).exists()
 }
 
-fn one(
-    programs: &mut Programs,
-    types: &Types,
-    function: &Function,
-) -> Result<(How, Vec<Link>), String> {
+fn one(programs: &mut Programs, types: &Types, function: &Function) -> Result<(How, Vec<Link>), String> {
     let mut reasons = Vec::new();
     for name in function.names {
         match by_fentry(programs, types, function, name) {

@@ -98,7 +98,8 @@ mod tests {
 
     #[test]
     fn an_event_of_a_device_keeps_its_fields() {
-        let header = Header { kind: RecordKind::AsyncEvent as u32, len: size_of::<AsyncEventRecord>() as u32 };
+        let header =
+            Header { kind: RecordKind::AsyncEvent as u32, len: size_of::<AsyncEventRecord>() as u32 };
         let record = AsyncEventRecord { header, time_ns: 7, event: 10, port: 1 };
         let event = RdmaDeviceEvent { time_ns: 7, event: 10, port: 1 };
         assert_eq!(decode_record(bytes(&record)), Ok(Event::DeviceEvent(event)));

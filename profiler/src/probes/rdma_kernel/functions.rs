@@ -151,7 +151,13 @@ pub(super) const FUNCTIONS: &[Function] = &[
         argument(&["work"], 0),
     ),
     with(
-        plain(&["ib_uverbs_comp_handler"], "ib_uverbs", Role::ChannelEvent, SetupOp::Other, "completion channels"),
+        plain(
+            &["ib_uverbs_comp_handler"],
+            "ib_uverbs",
+            Role::ChannelEvent,
+            SetupOp::Other,
+            "completion channels",
+        ),
         argument(&["cq_context"], 1),
     ),
     with(

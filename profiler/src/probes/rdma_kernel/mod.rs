@@ -13,6 +13,7 @@ use profiler_common::config::NO_OFFSET;
 use profiler_common::rdma_kernel::RdmaOffsets;
 
 use self::attach::{Attached, Types};
+use super::ProbeOptions;
 use super::event::Event;
 use crate::trace::rdma_setup::{RdmaCommandTotals, RdmaSetupTotals};
 use crate::trace::record::{Coverage, Environment, FamilyState};
@@ -28,15 +29,13 @@ pub(super) struct RdmaKernel {
 }
 
 impl RdmaKernel {
-    /// Probes what this kernel lets us probe. What fails is told by [`RdmaKernel::coverage`].
-    pub(super) fn attach(&mut self, ebpf: &mut Ebpf, verbose: bool) {
-        if self.state.is_none() {
-            let state = start(ebpf, verbose);
-            if let Err(reason) = &state {
-                log::debug!("{FAMILY}: {reason}");
-            }
-            self.state = Some(state);
-        }
+    /// Probes what this kernel lets us probe, where it is asked for. What fails is told by [`RdmaKernel::coverage`]. All maps
+    /// must still be in `ebpf`.
+    pub(super) fn attach(ebpf: &mut Ebpf, options: &ProbeOptions) -> RdmaKernel {
+        let state = options
+            .rdma_kernel
+            .then(|| start(ebpf, options.verbose).inspect_err(|reason| log::debug!("{FAMILY}: {reason}")));
+        RdmaKernel { state }
     }
 
     /// Takes all probes off.
@@ -121,6 +120,7 @@ fn tell_offsets(ebpf: &mut Ebpf, types: &Types) -> Result<(), String> {
     };
     log::debug!("{FAMILY}: {offsets:?}");
     let map = ebpf.map_mut("RDMA_OFFSETS").ok_or("RDMA_OFFSETS is missing in the eBPF object")?;
-    let mut table: Array<_, RdmaOffsets> = map.try_into().map_err(|error| format!("RDMA_OFFSETS: {error}"))?;
+    let mut table: Array<_, RdmaOffsets> =
+        map.try_into().map_err(|error| format!("RDMA_OFFSETS: {error}"))?;
     table.set(0, offsets, 0).map_err(|error| format!("RDMA_OFFSETS: {error}"))
 }

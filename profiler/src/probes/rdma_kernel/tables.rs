@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use aya::Ebpf;
 use aya::maps::HashMap;
-use profiler_common::rdma_kernel::{CommandKey, CommandTotals, SetupCall, SetupOp, SetupRecord, SetupTotals, TotalsKey};
+use profiler_common::rdma_kernel::{
+    CommandKey, CommandTotals, SetupCall, SetupOp, SetupRecord, SetupTotals, TotalsKey,
+};
 use profiler_common::{Api, Call};
 
 use super::decode::op_of;
@@ -13,7 +15,8 @@ use crate::trace::rdma_setup::{RdmaCommandTotals, RdmaSetup, RdmaSetupTotals};
 use crate::trace::record::{Sched, Wait, WaitFlags};
 
 pub(super) fn totals(ebpf: &Ebpf) -> Vec<RdmaSetupTotals> {
-    let table = ebpf.map("RDMA_TOTALS").and_then(|map| HashMap::<_, TotalsKey, SetupTotals>::try_from(map).ok());
+    let table =
+        ebpf.map("RDMA_TOTALS").and_then(|map| HashMap::<_, TotalsKey, SetupTotals>::try_from(map).ok());
     let Some(table) = table else { return Vec::new() };
     let mut sums = BTreeMap::new();
     for (key, value) in table.iter().filter_map(Result::ok) {
@@ -152,7 +155,8 @@ mod tests {
             pin_ns: 0,
             ..SetupRecord::default()
         };
-        let call = SetupCall { record, depth: 2, pin_depth: 1, pin_begin_ns: 1_100, ip: 5, ..SetupCall::default() };
+        let call =
+            SetupCall { record, depth: 2, pin_depth: 1, pin_begin_ns: 1_100, ip: 5, ..SetupCall::default() };
         let (wait, registers, setup) = open(&call, 9_000);
         assert_eq!((wait.start_ns, wait.end_ns, wait.pid, wait.tid), (1_000, 9_000, 7, 8));
         assert!(wait.flags.in_flight && setup.in_flight);

@@ -5,12 +5,8 @@ use crate::probes::ProbeSet;
 use crate::trace::record::Record;
 
 impl Collector {
-    /// Watches the kernel's RDMA functions, where verbs were asked for and the machine has a device.
-    pub fn watch_rdma_kernel(&mut self, probes: &mut ProbeSet) {
-        if !self.verbs.is_asked() {
-            return;
-        }
-        probes.attach_rdma_kernel();
+    /// Says which of the kernel's RDMA functions are watched.
+    pub fn write_rdma_kernel(&mut self, probes: &ProbeSet) {
         if let Some(row) = probes.rdma_kernel_environment() {
             self.write(Record::Environment(row));
         }
