@@ -47,7 +47,9 @@ fn all_forms_are_as_before() {
         golden::assert_same(&format!("diff/job.{ending}"), &out);
     };
     form("txt", &|out| write_diff_text(&diff, TextOptions::default(), out).unwrap());
-    form("colour.txt", &|out| write_diff_text(&diff, TextOptions { colour: true }, out).unwrap());
+    form("colour.txt", &|out| {
+        write_diff_text(&diff, TextOptions { colour: true, ..TextOptions::default() }, out).unwrap();
+    });
     form("json", &|out| write_diff_json(&diff, out).unwrap());
     form("svg", &|out| write_diff_svg(&diff, out).unwrap());
     form("html", &|out| write_diff_html(&diff, out).unwrap());

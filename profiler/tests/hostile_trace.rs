@@ -212,8 +212,9 @@ fn assert_plain(text: &str, what: &str) {
 
 fn render_all(analysis: &Analysis) {
     let mut text = Vec::new();
-    write_report_with(analysis, TextOptions { colour: false }, &mut text).unwrap();
-    write_summary_with(analysis, TextOptions { colour: false }, &mut text).unwrap();
+    write_report_with(analysis, TextOptions::default(), &mut text).unwrap();
+    write_summary_with(analysis, TextOptions { columns: Some(40), ..TextOptions::default() }, &mut text)
+        .unwrap();
     assert_plain(std::str::from_utf8(&text).unwrap(), "text");
     let mut json = Vec::new();
     write_json(&analysis.report, &mut json).unwrap();
@@ -255,7 +256,7 @@ fn compare_all(before: &[Record], after: &[Record]) {
     };
     let diff = compare(&load("before.stall", before), &load("after.stall", after));
     let mut text = Vec::new();
-    write_diff_text(&diff, TextOptions { colour: false }, &mut text).unwrap();
+    write_diff_text(&diff, TextOptions::default(), &mut text).unwrap();
     assert_plain(std::str::from_utf8(&text).unwrap(), "text");
     let mut json = Vec::new();
     write_diff_json(&diff, &mut json).unwrap();

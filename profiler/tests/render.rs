@@ -12,7 +12,7 @@ use stallscope::render::flame::write_svg;
 use stallscope::render::folded::write_folded;
 use stallscope::render::html::write_html;
 use stallscope::render::json::write_json;
-use stallscope::render::text::{TextOptions, write_report_with, write_summary};
+use stallscope::render::text::{TextOptions, write_report_with, write_summary, write_summary_with};
 use stallscope::render::tree::{FlameOptions, View};
 
 fn of_view(view: View) -> FlameOptions {
@@ -102,13 +102,21 @@ fn the_json_report_is_as_recorded() {
 
 fn report(analysis: &Analysis, colour: bool) -> String {
     let mut out = Vec::new();
-    write_report_with(analysis, TextOptions { colour }, &mut out).unwrap();
+    write_report_with(analysis, TextOptions { colour, ..TextOptions::default() }, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
 fn summary(analysis: &Analysis) -> String {
     let mut out = Vec::new();
     write_summary(analysis, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+/// As for a terminal of 100 columns.
+fn narrow_summary(analysis: &Analysis) -> String {
+    let mut out = Vec::new();
+    let options = TextOptions { columns: Some(100), ..TextOptions::default() };
+    write_summary_with(analysis, options, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -131,7 +139,7 @@ fn summaries_are_as_recorded() {
 #[test]
 fn text_fits_its_page_and_holds_no_control_characters() {
     for analysis in [fixture::training(), fixture::hostile(), fixture::quiet(), Analysis::default()] {
-        for text in [report(&analysis, false), summary(&analysis)] {
+        for text in [report(&analysis, false), narrow_summary(&analysis)] {
             for line in text.lines() {
                 assert!(line.chars().count() <= 100, "{line}");
                 assert!(!line.chars().any(char::is_control), "{line:?}");

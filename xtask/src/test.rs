@@ -4,13 +4,16 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{build, check, paths, run};
+use crate::{build, check, paths, run, vm};
 
 #[derive(clap::Args)]
 pub struct Options {
     /// Leave out the live tests, which need root and load the real eBPF programs
     #[arg(long)]
     no_live: bool,
+    /// Leave out the virtual machines, for which Debian's kernels and QEMU are downloaded
+    #[arg(long)]
+    no_vm: bool,
     /// Only tests whose name contains this
     filter: Option<String>,
 }
@@ -24,6 +27,9 @@ pub fn run(options: &Options) -> Result<()> {
     if !options.no_live {
         // Live tests measure waits: more of them at once than cores would measure each other.
         cargo_test(options, &["--package", "stallscope-tests", "--no-fail-fast"], &["--test-threads=2"])?;
+    }
+    if options.filter.is_none() && !options.no_vm {
+        vm::matrix()?;
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ pub enum Outcome {
     Aborted,
     InFlight,
     Errno(i32),
+    /// Its handshake is among those that were too many to keep.
+    Unknown,
 }
 
 impl Outcome {
@@ -39,6 +41,7 @@ impl Outcome {
             Outcome::Ok => "ok".to_owned(),
             Outcome::Aborted => "aborted".to_owned(),
             Outcome::InFlight => "in_flight".to_owned(),
+            Outcome::Unknown => "unknown".to_owned(),
             Outcome::Errno(number) => match Errno::from_raw(number) {
                 Errno::UnknownErrno => format!("E{number}"),
                 errno => format!("{errno:?}"),
@@ -49,7 +52,7 @@ impl Outcome {
     /// What the leaf of a flame graph says.
     pub fn detail(self) -> String {
         match self {
-            Outcome::Ok => String::new(),
+            Outcome::Ok | Outcome::Unknown => String::new(),
             Outcome::InFlight | Outcome::Errno(libc::ETIMEDOUT) => "SYN unanswered".to_owned(),
             Outcome::Aborted => "SYN unanswered, given up".to_owned(),
             Outcome::Errno(libc::ECONNREFUSED) => "refused".to_owned(),
@@ -98,6 +101,8 @@ pub struct Connects {
     attempts: Vec<Attempt>,
     /// With the start and the index of the attempt.
     index: BTreeSet<(Key, u64, usize)>,
+    /// Attempts of which a wait alone tells; no more of them are kept than of handshakes.
+    of_waits: usize,
 }
 
 impl Connects {
@@ -173,7 +178,10 @@ impl Connects {
                 if attempt.tid == 0 {
                     (attempt.pid, attempt.tid) = (track.pid, track.tid);
                 }
-            } else if let Some(attempt) = of_wait(model, track, wait, info) {
+            } else if self.of_waits < model.bounds.limits.handshakes
+                && let Some(attempt) = of_wait(model, track, wait, info)
+            {
+                self.of_waits += 1;
                 self.add(attempt);
             }
         }
@@ -196,11 +204,20 @@ impl Connects {
     }
 
     /// How the attempt ended that a `tcp.connect` stall waited for.
-    pub fn outcome(&self, model: &Model, track: &ThreadTrack, piece: &Piece) -> Outcome {
+    pub fn outcome(&self, model: &Model, track: &ThreadTrack, wait: &WaitSpan, piece: &Piece) -> Outcome {
         let ino = model.sockets.get(piece.socket).map_or(0, |info| info.ino);
-        self.find(track, ino, piece.peer, piece.span)
-            .and_then(|index| self.attempts.get(index))
-            .map_or(Outcome::InFlight, |attempt| attempt.outcome)
+        let found = self.find(track, ino, piece.peer, piece.span).and_then(|index| self.attempts.get(index));
+        match found {
+            Some(attempt) => attempt.outcome,
+            None if self.is_whole(model) => Outcome::InFlight,
+            None => outcome_of_wait(model, wait).unwrap_or(Outcome::Unknown),
+        }
+    }
+
+    /// Whether all attempts of the trace are kept.
+    fn is_whole(&self, model: &Model) -> bool {
+        let bounds = &model.bounds;
+        bounds.handshakes_until_ns.is_none() && self.of_waits < bounds.limits.handshakes
     }
 
     /// Rows by peer, result and thread, the largest first. A thread that waited for an attempt of another
@@ -302,13 +319,7 @@ fn of_wait(model: &Model, track: &ThreadTrack, wait: &WaitSpan, info: &SocketInf
     if wait.end_ns < window.start_ns || wait.start_ns > window.end_ns {
         return None;
     }
-    let in_flight = wait.flags.in_flight || wait.end_ns > window.end_ns;
-    let outcome = match wait.ret {
-        _ if wait.call != Call::Connect || in_flight => Outcome::InFlight,
-        ret if is_still_under_way(ret) => return None,
-        ret if ret >= 0 => Outcome::Ok,
-        ret => Outcome::Errno(ret.saturating_neg()),
-    };
+    let outcome = outcome_of_wait(model, wait)?;
     let earlier = wait.flags.began_earlier || wait.start_ns < window.start_ns;
     Some(Attempt {
         pid: track.pid,
@@ -326,6 +337,20 @@ fn of_wait(model: &Model, track: &ThreadTrack, wait: &WaitSpan, info: &SocketInf
         began_earlier: earlier || wait.call != Call::Connect,
         handshake_ns: None,
     })
+}
+
+/// What the call alone says of the attempt; `None` where it says nothing.
+fn outcome_of_wait(model: &Model, wait: &WaitSpan) -> Option<Outcome> {
+    let in_flight = wait.flags.in_flight || wait.end_ns > model.window.end_ns;
+    let left_out = model.bounds.handshakes_until_ns.is_some_and(|until_ns| wait.end_ns >= until_ns);
+    match wait.ret {
+        _ if in_flight => Some(Outcome::InFlight),
+        _ if wait.call != Call::Connect && left_out => Some(Outcome::Unknown),
+        _ if wait.call != Call::Connect => Some(Outcome::InFlight),
+        ret if is_still_under_way(ret) => None,
+        ret if ret >= 0 => Some(Outcome::Ok),
+        ret => Some(Outcome::Errno(ret.saturating_neg())),
+    }
 }
 
 #[cfg(test)]

@@ -56,6 +56,10 @@ impl<'m> Context<'m> {
                 context.queries.entry(message.socket.ino).or_default().push(query);
             }
         }
+        for (time_ns, ino, server) in &model.bounds.asked {
+            let name = model.sockets.get(*server).map_or_else(NameId::default, |info| info.name);
+            context.queries.entry(*ino).or_default().push((*time_ns, name));
+        }
         context
     }
 

@@ -16,9 +16,11 @@ pub mod context;
 pub mod diff;
 pub mod distribution;
 pub mod dns;
+pub mod dns_rest;
 pub mod dns_wait;
 pub mod far_end;
 pub mod findings;
+pub mod fold;
 pub mod gpu;
 pub mod hops;
 pub mod late;
@@ -125,7 +127,7 @@ pub fn analyse_with(
     model.threads.iter_mut().for_each(|thread| thread.waits = PackedWaits::default());
     add_duplicates(&mut model, sums.duplicates);
 
-    let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &sums.dns_waits, model.window);
+    let mut dns = dns::rows(&model.dns_messages, &model.api_calls, &sums.dns_waits, model.dns_window());
     // A hundred thousand names take hundreds of megabytes; what they were made of is not needed any more.
     sums.dns_waits = Vec::new();
     (model.dns_messages, model.api_calls) = (Vec::new(), Vec::new());
@@ -143,7 +145,7 @@ pub fn analyse_with(
         causes: thread_rows::cause_rows(std::mem::take(&mut sums.causes), &threads),
         stalls: std::mem::take(&mut sums.rows),
         threads,
-        dns: dns.rows.clone(),
+        dns: std::mem::take(&mut sums.dns_rest).beside(&dns.rows),
         connects: connects.rows(&model, &sums.connects),
         sockets: std::mem::take(&mut sums.sockets),
         hops: hops::hop_rows(&model, &places),
@@ -183,6 +185,7 @@ pub fn analyse_with(
         window_start_ns: model.window.start_ns,
     };
     report.findings = findings::find(&report, &dns, surroundings, &options.thresholds);
+    fold::fold(&mut report, model.bounds.limits.rows);
 
     Analysis {
         report,

@@ -259,6 +259,10 @@ pub struct DnsRow {
     pub truncated: u64,
     /// Failed attempts to send (an addition to the contract).
     pub unsent: u64,
+    /// How many rows this one stands for, which says no name, peer or thread; absent in a row of one (an addition to the
+    /// contract).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub folded: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -283,6 +287,10 @@ pub struct ConnectRow {
     /// From the start of the first attempt to the end of the last, or of the recording: the age of the oldest
     /// attempt where the result is `in_flight` (an addition to the contract).
     pub span_ns: u64,
+    /// How many rows this one stands for, which says no name, peer or thread; absent in a row of one (an addition to the
+    /// contract).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub folded: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -302,6 +310,10 @@ pub struct SocketRow {
     pub longest_ns: u64,
     /// That one began before the recording, so its length is a lower bound (an addition to the contract).
     pub began_earlier: bool,
+    /// How many rows this one stands for, which says no name, peer or thread; absent in a row of one (an addition to the
+    /// contract).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub folded: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -405,4 +417,9 @@ pub struct Finding {
     pub proof: serde_json::Map<String, serde_json::Value>,
     /// What to do, as commands where possible.
     pub advice: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }

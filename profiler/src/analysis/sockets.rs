@@ -31,6 +31,7 @@ pub(super) fn rows(
         polls: tally.polls,
         longest_ns: tally.longest.ns,
         began_earlier: tally.longest.began_earlier,
+        folded: 0,
     })
 }
 

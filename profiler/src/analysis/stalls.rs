@@ -22,6 +22,8 @@ pub enum Detail {
     None,
     /// What was looked up.
     Lookup,
+    /// One of the lookups that were too many to be told apart.
+    SomeLookup,
     Connect(Outcome),
     /// Of segments that were lost: in which direction.
     Send,
@@ -75,7 +77,7 @@ pub(super) fn detail(
 ) -> Detail {
     match piece.cause {
         Cause::DnsResolve => Detail::Lookup,
-        Cause::TcpConnect => Detail::Connect(connects.outcome(model, track, piece)),
+        Cause::TcpConnect => Detail::Connect(connects.outcome(model, track, wait, piece)),
         Cause::TcpRetransmit if piece.interest == Interest::Write => Detail::Send,
         Cause::TcpRetransmit => Detail::Recv,
         Cause::Lock if model.python.gil.contains(&wait.user_stack) => Detail::Gil,
@@ -122,6 +124,7 @@ impl Detail {
     pub(super) fn text(self, model: &Model) -> String {
         match self {
             Detail::None | Detail::Lookup => String::new(),
+            Detail::SomeLookup => "(one of too many names)".to_owned(),
             Detail::Connect(outcome) => outcome.detail(),
             Detail::Send => "send".to_owned(),
             Detail::Recv => "recv".to_owned(),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::OnProgress;
 use super::connects::{Connects, RowKey};
 use super::context::Context;
+use super::dns_rest::DnsRest;
 use super::dns_wait::DnsWait;
 use super::late::Collector;
 use super::partition::{ThreadPartition, partition};
@@ -36,6 +37,8 @@ pub struct Sums {
     pub connects: BTreeMap<RowKey, u64>,
     /// Waits on resolvers, by thread and start.
     pub dns_waits: Vec<DnsWait>,
+    /// Those that were too many.
+    pub dns_rest: DnsRest,
     /// Waits that are in the trace twice.
     pub duplicates: u64,
     stalls: Vec<(StallKey, StallSum)>,
@@ -101,7 +104,7 @@ impl Pass<'_> {
             if let Some(thread) = model.threads.get(portion.thread).filter(|_| keeps_pieces) {
                 late.take(model, &thread.track, &portion.part.pieces);
             }
-            sums.take(&mut open, portion, self.each);
+            sums.take(&mut open, portion, self.each, model.bounds.limits.dns_waits);
         });
         open.close(self, &mut sums);
         sums.sockets.sort_by(sockets::order);
@@ -203,7 +206,7 @@ impl OpenThread {
 }
 
 impl Sums {
-    fn take(&mut self, open: &mut OpenThread, portion: PortionSums, each: bool) {
+    fn take(&mut self, open: &mut OpenThread, portion: PortionSums, each: bool, dns_limit: usize) {
         if let Some(part) = self.partitions.get_mut(portion.thread) {
             part.stalled_ns += portion.part.stalled_ns;
             part.idle_ns += portion.part.idle_ns;
@@ -219,7 +222,7 @@ impl Sums {
             let sum = self.connects.entry(row).or_default();
             *sum = sum.saturating_add(stalled_ns);
         }
-        self.dns_waits.extend(portion.dns_waits);
+        let mut told = self.dns_rest.divide(portion.dns_waits, &mut self.dns_waits, dns_limit).into_iter();
         portion
             .tallies
             .sockets
@@ -231,10 +234,14 @@ impl Sums {
             .into_iter()
             .for_each(|(key, tally)| open.rows.entry(key).or_default().append(tally));
         let mut count = 0;
-        for (key, mut sum) in portion.stalls {
+        for (mut key, mut sum) in portion.stalls {
             count += sum.count;
             sum.place += open.stalls_before;
-            if each || key.cause == Cause::DnsResolve {
+            let is_told = key.cause == Cause::DnsResolve && told.next().unwrap_or(true);
+            if key.cause == Cause::DnsResolve && !is_told {
+                key.detail = Detail::SomeLookup;
+            }
+            if each || is_told {
                 open.stalls.push((key, sum));
                 continue;
             }

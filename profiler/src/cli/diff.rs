@@ -32,7 +32,8 @@ pub fn run(args: &DiffArgs) -> Result<u8, CliError> {
     leave((old, new));
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
-        DiffFormat::Text => write_diff_text(&diff, TextOptions { colour }, out).map_err(RenderError::from),
+        DiffFormat::Text => write_diff_text(&diff, TextOptions { colour, ..TextOptions::default() }, out)
+            .map_err(RenderError::from),
         DiffFormat::Json => write_diff_json(&diff, out).map_err(RenderError::from),
         DiffFormat::Svg => write_diff_svg(&diff, out),
         DiffFormat::Html => write_diff_html(&diff, out),

@@ -18,6 +18,7 @@ pub mod output;
 pub mod progress;
 pub mod record;
 pub mod report;
+mod terminal;
 
 use self::args::{Cli, Command};
 use self::error::CliError;

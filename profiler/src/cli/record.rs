@@ -1,7 +1,7 @@
 //! `stallscope record`.
 
 use std::ffi::OsStr;
-use std::io::{Write, stderr};
+use std::io::{Write, stderr, stdout};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -12,6 +12,7 @@ use super::error::{CliError, RECORDING_FAILED};
 use super::load::{load_analysis, load_topology};
 use super::output::{keep_inputs, write_output};
 use super::report::colours_wanted;
+use super::terminal;
 use crate::record::{ChosenTopology, GpuTimes, Narrator, RecordOptions, Recording, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::text::{TextOptions, write_summary_with};
@@ -131,10 +132,11 @@ fn summarise(trace: &Path, aside: bool) -> Result<(), CliError> {
         return Ok(());
     }
     let analysis = load_analysis(trace, None)?;
-    let options = TextOptions { colour: colours_wanted() };
+    let options = TextOptions { colour: colours_wanted(), columns: terminal::columns(&stdout()) };
     if aside {
+        let options = TextOptions { columns: terminal::columns(&stderr()), ..TextOptions::default() };
         // If it is closed, nobody wants to know.
-        let _ = write_summary_with(&analysis, TextOptions { colour: false }, &mut stderr());
+        let _ = write_summary_with(&analysis, options, &mut stderr());
         return Ok(());
     }
     write_output(None, |out| write_summary_with(&analysis, options, out).map_err(RenderError::from))

@@ -30,7 +30,8 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
     let colour = args.output.is_none() && colours_wanted();
     write_output(args.output.as_deref(), |out| match args.format {
         ReportFormat::Text => {
-            write_report_with(&analysis, TextOptions { colour }, out).map_err(RenderError::from)
+            write_report_with(&analysis, TextOptions { colour, ..TextOptions::default() }, out)
+                .map_err(RenderError::from)
         }
         ReportFormat::Json => write_json(&analysis.report, out).map_err(RenderError::from),
         ReportFormat::Html => write_html(&analysis, out),

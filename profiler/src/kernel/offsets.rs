@@ -65,12 +65,23 @@ const WANTED: &[Wanted] = &[
     (|o| &mut o.rb_left, "rb_node", &[&["rb_left"]]),
 ];
 
+/// Structures that were renamed, members and all: the former name and, since Linux 7.3, the present one.
+const RENAMED: &[(&str, &str)] = &[("epoll_filefd", "epoll_key")];
+
+/// Offset of a member, whatever the kernel calls the structure.
+fn offset_of(btf: &Btf, strukt: &str, path: &[&str]) -> Option<u32> {
+    btf.member_offset(strukt, path).or_else(|| {
+        let (_, present) = RENAMED.iter().find(|(former, _)| *former == strukt)?;
+        btf.member_offset(present, path)
+    })
+}
+
 /// Looks every member up. Those that this kernel lacks are `NO_OFFSET`.
 pub fn find(btf: &Btf) -> Offsets {
     let mut offsets = Offsets::default();
     for (field, strukt, paths) in WANTED {
         *field(&mut offsets) =
-            paths.iter().find_map(|path| btf.member_offset(strukt, path)).unwrap_or(NO_OFFSET);
+            paths.iter().find_map(|path| offset_of(btf, strukt, path)).unwrap_or(NO_OFFSET);
     }
     offsets
 }

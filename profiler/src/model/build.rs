@@ -7,6 +7,7 @@ use std::io::Read;
 use profiler_common::{Call, record::WAIT_SOCKS};
 
 use super::block::FoldedBlock;
+use super::bounds::Limits;
 use super::dns::unsent;
 use super::owners::Owners;
 use super::packed::{Figures, KindId, PackedWaits, StacksId, WaitKind};
@@ -64,7 +65,14 @@ struct Track {
 impl Model {
     /// Reads everything that a trace says.
     pub fn from_records(records: impl IntoIterator<Item = Record>) -> Model {
+        Model::from_records_within(records, Limits::default())
+    }
+
+    /// The same with other limits.
+    pub fn from_records_within(records: impl IntoIterator<Item = Record>, limits: Limits) -> Model {
         let mut builder = Builder::default();
+        builder.model.bounds.limits = limits;
+        builder.model.sockets.limit(limits.sockets);
         for record in records {
             builder.take(record);
         }
@@ -101,17 +109,18 @@ impl Builder {
             Record::Thread(thread) => self.thread(thread),
             Record::Life(life) => self.life(life),
             Record::Wait(wait) => {
-                self.model.dns_messages.extend(unsent::of_connect(&wait));
+                if let Some(message) = unsent::of_connect(&wait) {
+                    self.model.add_message(message);
+                }
                 self.wait(wait);
             }
             Record::Dns(message) => {
                 self.saw(message.time_ns);
-                self.name_peer(&message.socket);
-                self.model.dns_messages.push(message);
+                self.model.add_message(message);
             }
             Record::Api(call) => {
                 self.saw(call.time_ns);
-                self.model.api_calls.push(call);
+                self.model.add_call(call);
             }
             Record::Handshake(handshake) => self.handshake(handshake),
             Record::Retransmit(retransmit) => {
@@ -292,7 +301,7 @@ impl Builder {
             self.saw(first);
             self.saw(last);
         }
-        self.model.dns_messages.extend(block.unsent.iter().cloned());
+        block.unsent.iter().for_each(|message| self.model.add_message(message.clone()));
         let tables = &mut self.model.waits;
         let stacks: Vec<StacksId> =
             block.stacks.iter().map(|(user, kernel)| tables.stacks(*user, *kernel)).collect();
@@ -333,8 +342,7 @@ impl Builder {
             return;
         }
         self.saw(handshake.end_ns);
-        self.name_peer(&handshake.socket);
-        self.model.handshakes.push(handshake);
+        self.model.add_handshake(handshake);
     }
 
     fn thread_time(&mut self, time: ThreadTime) {
@@ -365,11 +373,6 @@ impl Builder {
         }
     }
 
-    /// Sees to it that the socket's peer has a number.
-    fn name_peer(&mut self, socket: &Socket) {
-        self.model.sockets.intern(socket, &mut self.model.names);
-    }
-
     fn track(&mut self, pid: u32, tid: u32) -> &mut Track {
         let index = self.track_index(pid, tid);
         &mut self.threads[index]
@@ -398,6 +401,7 @@ impl Builder {
             model.threads.push(track.finish(whole));
         }
         model.threads.sort_by_key(|thread| (thread.track.pid, thread.track.tid));
+        model.finish_bounds();
         let duplicate = &mut self.duplicate;
         sort(&mut model.dns_messages, |message| (message.time_ns, message.pid, message.tid), duplicate);
         sort(&mut model.api_calls, |call| (call.time_ns, call.pid, call.tid), duplicate);

@@ -12,6 +12,7 @@ use crate::trace::record::{
 
 pub mod asleep;
 pub mod block;
+pub mod bounds;
 pub mod build;
 pub mod cause;
 pub mod dns;
@@ -86,6 +87,8 @@ pub struct Model {
     pub place: place::Place,
     /// What ran on GPUs.
     pub gpu: gpu::Gpu,
+    /// What of the trace was too much to keep.
+    pub bounds: bounds::Bounds,
     /// The topology that the recording was given, as it stands in the trace.
     pub topology: Option<TopologyFile>,
 }

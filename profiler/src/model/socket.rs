@@ -1,6 +1,6 @@
 //! Sockets and poll sets, each kept once however often they are waited for.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::intern::{Interner, NameId};
 use crate::hash::FastMap;
@@ -47,6 +47,9 @@ impl Transport {
         }
     }
 }
+
+/// In the place of the peers that are too many to be told apart.
+pub const MORE_PEERS: &str = "(more peers)";
 
 /// What kind of descriptor it is, as far as waiting on it is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,11 +114,20 @@ pub fn is_resolver_path(path: &str) -> bool {
     RESOLVER_PATHS.iter().any(|known| path.starts_with(known))
 }
 
-/// All sockets of a trace.
-#[derive(Clone, Debug, Default)]
+/// All sockets of a trace, as far as there is room.
+#[derive(Clone, Debug)]
 pub struct SocketTable {
     infos: Vec<SocketInfo>,
     ids: FastMap<SocketKey, SocketId>,
+    limit: usize,
+    left_out: u64,
+}
+
+impl Default for SocketTable {
+    fn default() -> SocketTable {
+        let limit = super::bounds::Limits::default().sockets;
+        SocketTable { infos: Vec::new(), ids: FastMap::default(), limit, left_out: 0 }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -131,12 +143,50 @@ impl SocketTable {
         if let Some(id) = self.ids.get(&key) {
             return *id;
         }
+        if self.infos.len() < self.limit {
+            return self.add(key, describe(socket, names));
+        }
+        self.left_out += 1;
+        self.intern_rest(socket, names)
+    }
+
+    /// A socket for which there is no room: one for all with this peer, and in the end one for all of a kind.
+    fn intern_rest(&mut self, socket: &Socket, names: &mut Interner) -> SocketId {
+        let rest = without_itself(socket);
+        let key = SocketKey { ino: 0, kind: rest.kind, ends: rest.ends.clone() };
+        if let Some(id) = self.ids.get(&key) {
+            return *id;
+        }
+        if self.infos.len() < self.limit.saturating_mul(2) {
+            return self.add(key, describe(&rest, names));
+        }
+        let rest = without_peer(&rest);
+        let key = SocketKey { ino: 0, kind: rest.kind, ends: rest.ends.clone() };
+        if let Some(id) = self.ids.get(&key) {
+            return *id;
+        }
+        let info = describe(&rest, &mut Interner::default());
+        let name = if info.peer.is_some() { names.intern(MORE_PEERS) } else { NameId::default() };
+        self.add(key, SocketInfo { name, ..info })
+    }
+
+    fn add(&mut self, key: SocketKey, info: SocketInfo) -> SocketId {
         let id = SocketId(u32::try_from(self.infos.len()).unwrap_or(u32::MAX));
         if id.0 < u32::MAX {
-            self.infos.push(describe(socket, names));
+            self.infos.push(info);
             self.ids.insert(key, id);
         }
         id
+    }
+
+    /// Keeps no more sockets than this apart, and no more peers of others.
+    pub fn limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// How often there was no room.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
     }
 
     pub fn get(&self, id: SocketId) -> Option<&SocketInfo> {
@@ -146,6 +196,44 @@ impl SocketTable {
     pub fn iter(&self) -> impl Iterator<Item = &SocketInfo> {
         self.infos.iter()
     }
+}
+
+/// Only what it is connected to.
+fn without_itself(socket: &Socket) -> Socket {
+    let ends = match &socket.ends {
+        Ends::Inet { local, peer } => {
+            Ends::Inet { local: SocketAddr::new(unspecified(local), 0), peer: plain_address(*peer) }
+        }
+        other => other.clone(),
+    };
+    // Kinds beyond these two are waited for in the same way.
+    let kind = if matches!(socket.kind, SOCK_STREAM | SOCK_DGRAM) { socket.kind } else { 0 };
+    Socket { ino: 0, fd: -1, kind, ends, ..socket.clone() }
+}
+
+/// Only what decides what a wait on it is for.
+fn without_peer(socket: &Socket) -> Socket {
+    let ends = match &socket.ends {
+        Ends::Inet { local, peer } => {
+            // A listening or unconnected socket stays one, and a resolver's too.
+            let port = match peer.port() {
+                0 => 0,
+                DNS_PORT => DNS_PORT,
+                _ => 1,
+            };
+            Ends::Inet { local: *local, peer: SocketAddr::new(unspecified(peer), port) }
+        }
+        Ends::Unix { path } => {
+            let known = RESOLVER_PATHS.iter().find(|known| path.starts_with(*known));
+            Ends::Unix { path: known.map_or_else(String::new, |known| (*known).to_owned()) }
+        }
+        Ends::Other { family } => Ends::Other { family: u16::from(*family != 0) },
+    };
+    Socket { ends, ..socket.clone() }
+}
+
+fn unspecified(like: &SocketAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 fn describe(socket: &Socket, names: &mut Interner) -> SocketInfo {

@@ -112,11 +112,12 @@ fn open(
     btf: &Btf,
 ) -> Result<Ebpf, ProbeError> {
     let log_level: u8 = if options.verbose { aya_log::Level::Debug as u8 } else { 0 };
-    // Verifier logs are asked for only where somebody reads them: they make loading slow.
+    // Asked for only after a refusal. Without any level the kernel refuses to be asked, and that error would hide the first
+    // one; the way to the refusal is long, and written only where somebody reads it.
     let verifier = if options.verbose {
         VerifierLogLevel::DEBUG | VerifierLogLevel::STATS
     } else {
-        VerifierLogLevel::DISABLE
+        VerifierLogLevel::STATS
     };
     EbpfLoader::new()
         .btf(Some(btf))

@@ -117,16 +117,19 @@ pub(super) fn write_table(table: &Table, out: &mut dyn Write) -> Result<(), Rend
         write!(out, "<th{}>{}</th>", class(at), html(column.title))?;
     }
     writeln!(out, "</tr></thead>\n<tbody>")?;
-    for row in &table.rows {
+    for (number, row) in table.rows.iter().enumerate() {
         write!(out, "<tr>")?;
         for (at, cell) in row.iter().enumerate() {
             write!(out, "<td{}>{}</td>", class(at), html(cell))?;
         }
         writeln!(out, "</tr>")?;
+        if let Some(note) = table.notes.get(number).filter(|note| !note.is_empty()) {
+            writeln!(out, "<tr><td colspan=\"{}\"><small>{}</small></td></tr>", row.len(), html(note))?;
+        }
     }
     writeln!(out, "</tbody></table></div>")?;
-    if table.left_out > 0 {
-        writeln!(out, "<p>and {} more in the JSON report</p>", table.left_out)?;
+    if let Some(rest) = table.rest() {
+        writeln!(out, "<p>{}; the JSON report has more</p>", html(&rest))?;
     }
     if let Some(remark) = table.remark {
         writeln!(out, "<p>{}</p>", html(remark))?;

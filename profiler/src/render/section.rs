@@ -4,6 +4,7 @@ mod finding;
 mod gpu;
 mod net;
 mod note_rows;
+mod path;
 mod queue;
 mod setup;
 mod stall;

@@ -1,5 +1,7 @@
 //! A table as data, for text and HTML alike.
 
+use super::unit::count;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
     Left,
@@ -36,8 +38,12 @@ pub(super) struct Table {
     pub columns: Vec<Column>,
     /// Cells without control characters, as many a row as there are columns.
     pub rows: Vec<Vec<String>>,
+    /// What is said below each row; empty, or fewer, where there is nothing to say.
+    pub notes: Vec<String>,
     /// Rows that the table leaves out.
     pub left_out: usize,
+    /// What is in them, where that adds up to something: `1.20 s stalled`.
+    pub left_out_sum: Option<String>,
     /// Said below the table.
     pub remark: Option<&'static str>,
 }
@@ -52,6 +58,13 @@ impl Table {
         row: impl Fn(&T) -> Vec<String>,
     ) -> Table {
         let rows = items.iter().take(most).map(row).collect();
-        Table { title, columns, rows, left_out: items.len().saturating_sub(most), remark: None }
+        let left_out = items.len().saturating_sub(most);
+        Table { title, columns, rows, notes: Vec::new(), left_out, left_out_sum: None, remark: None }
+    }
+
+    /// `and 12 more, 1.20 s stalled`, where rows are left out.
+    pub(super) fn rest(&self) -> Option<String> {
+        let sum = self.left_out_sum.as_ref().map_or_else(String::new, |sum| format!(", {sum}"));
+        (self.left_out > 0).then(|| format!("and {} more{sum}", count(self.left_out as u64)))
     }
 }

@@ -20,6 +20,9 @@ pub(super) const WIDTH: usize = 100;
 pub struct TextOptions {
     /// ANSI colours, for a terminal.
     pub colour: bool,
+    /// Where lines of the summary are cut, which the terminal would break; `None`: nowhere. The report has a width of
+    /// its own.
+    pub columns: Option<usize>,
 }
 
 /// Writes the report without colours.
@@ -60,9 +63,9 @@ pub fn write_summary(analysis: &Analysis, out: &mut dyn Write) -> io::Result<()>
     write_summary_with(analysis, TextOptions::default(), out)
 }
 
-/// Writes what `record` says at its end, in at most 15 lines.
+/// Writes what `record` says at its end, in at most 15 lines, cut where `options` say so.
 pub fn write_summary_with(analysis: &Analysis, options: TextOptions, out: &mut dyn Write) -> io::Result<()> {
-    summary::write(analysis, Painter::new(options), out)
+    summary::write(analysis, options, out)
 }
 
 fn write_damage(report: &Report, painter: Painter, out: &mut dyn Write) -> io::Result<()> {

@@ -132,6 +132,7 @@ pub fn sockets(analysis: &Analysis) -> Vec<SocketRow> {
             polls: 3 * duration.count,
             longest_ns: duration.max_ns,
             began_earlier: false,
+            folded: 0,
         }
     };
     vec![

@@ -10,15 +10,16 @@ use crate::{paths, run};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// What the guests run, and QEMU.
+/// What the guests run, and what unpacks their kernels.
 const TOOLS: &[&str] = &[
-    "qemu-system-x86",
     "busybox-static",
     "iproute2",
     "kmod",
     "ibverbs-providers",
     "perftest",
     "rdmacm-utils",
+    "xz-utils",
+    "zstd",
 ];
 
 /// Packages that only come along as dependencies, and whose files nothing here needs.
@@ -38,11 +39,20 @@ impl Unpacked {
     /// A program of it under a name, run by its own loader with its own libraries, whatever the machine has.
     pub fn command(&self, name: &str, program: &str) -> Command {
         let [first, second] = self.libraries();
-        let mut command = Command::new(first.join("ld-linux-x86-64.so.2"));
+        let loaders = [&first, &second].map(|folder| folder.join("ld-linux-x86-64.so.2"));
+        let loader = loaders.iter().find(|loader| loader.is_file()).unwrap_or(&loaders[1]);
+        let mut command = Command::new(loader);
         command
             .args(["--argv0", name, "--library-path"])
             .arg(format!("{}:{}", first.display(), second.display()))
             .arg(self.root.join(program));
+        command
+    }
+
+    /// A program of it that unpacks what it reads, `xz` or `zstd`.
+    pub fn decompressor(&self, name: &str) -> Command {
+        let mut command = self.command(name, &format!("usr/bin/{name}"));
+        command.arg("-dc");
         command
     }
 }
@@ -52,11 +62,19 @@ pub fn cache() -> PathBuf {
     paths::target().join("vm")
 }
 
-/// QEMU and the guests' programs, of Debian 12.
+/// QEMU of Debian 13. That of Debian 12 (7.2) may go on with code that the other processor has just replaced, as the kernel
+/// does where a tracepoint is turned on or off: a guest died of it now and then.
+pub fn qemu(refresh: bool) -> Result<Unpacked> {
+    fetch("qemu", &["trixie"], &["qemu-system-x86"], refresh, &wanted_of_tools)
+}
+
+/// The guests' programs, of Debian 12.
 pub fn tools(refresh: bool) -> Result<Unpacked> {
-    fetch("tools", &["bookworm"], TOOLS, refresh, &|name| {
-        !LEFT_OUT.iter().any(|prefix| name.starts_with(prefix))
-    })
+    fetch("tools", &["bookworm"], TOOLS, refresh, &wanted_of_tools)
+}
+
+fn wanted_of_tools(name: &str) -> bool {
+    !LEFT_OUT.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Downloads packages with what they depend on and unpacks those whose file name is `wanted`; does nothing where that was done.
@@ -77,23 +95,29 @@ pub fn fetch(
     for program in ["apt-get", "dpkg-deb"] {
         if !run::exists(program) {
             bail!(
-                "no {program} on this machine: the VMs' packages are fetched by apt; run this on Debian or Ubuntu"
+                "no {program} on this machine: the VMs' packages are fetched by apt; run this on Debian or Ubuntu, or leave the VMs \
+                 out by `cargo xtask test --no-vm`"
             );
         }
     }
     if !Path::new(KEYRING).is_file() {
         bail!("{KEYRING} is missing: install the package debian-archive-keyring");
     }
-    for stale in [&unpacked.root, &folder.join("archives")] {
-        if stale.exists() {
-            fs::remove_dir_all(stale).with_context(|| format!("cannot remove {}", stale.display()))?;
-        }
-    }
-    let _ = fs::remove_file(&done);
+    remove(&folder.join("archives"))?;
     download(&folder, suites, packages)?;
+    // What is there stays where nothing could be downloaded.
+    let _ = fs::remove_file(&done);
+    remove(&unpacked.root)?;
     unpack(&folder, &unpacked.root, wanted)?;
     fs::write(&done, list).with_context(|| format!("cannot write {}", done.display()))?;
     Ok(unpacked)
+}
+
+fn remove(stale: &Path) -> Result<()> {
+    if stale.exists() {
+        fs::remove_dir_all(stale).with_context(|| format!("cannot remove {}", stale.display()))?;
+    }
+    Ok(())
 }
 
 fn download(folder: &Path, suites: &[&str], packages: &[&str]) -> Result<()> {
@@ -116,7 +140,8 @@ fn download(folder: &Path, suites: &[&str], packages: &[&str]) -> Result<()> {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     println!("vm: fetching {} from Debian {}", packages.join(" "), suites.join(" "));
-    let help = "cannot fetch packages for the VMs: deb.debian.org must be reachable (a proxy goes into http_proxy or apt's configuration)";
+    let help = "cannot fetch packages for the VMs: deb.debian.org must be reachable (a proxy goes into http_proxy or apt's configuration); \
+        `cargo xtask test --no-vm` leaves the VMs out";
     run::run(apt(folder).args(["update", "-q", "-q", "--error-on=any"])).context(help)?;
     let mut install = apt(folder);
     install.args(["install", "-y", "-q", "-q", "--download-only", "--no-install-recommends"]);

@@ -13,6 +13,12 @@ use super::kernel::{Kernel, module_name};
 use crate::{paths, run};
 
 const INIT: &str = include_str!("../../../tests/vm/init");
+/// What shell programs in the guest count their assertions with.
+const CHECK: &str = include_str!("../../../tests/vm/check.sh");
+/// Every file here is a program that the guest runs, in the order of their names.
+const JOBS: &str = "tests/vm/jobs";
+/// Before the path, in the unpacked packages, of a program that a job needs beside [`PROGRAMS`].
+const NEEDS: &str = "# needs ";
 
 /// Programs of the unpacked packages.
 const PROGRAMS: &[&str] = &[
@@ -40,24 +46,26 @@ pub fn make(kernel: &Kernel, tools: &Unpacked) -> Result<PathBuf> {
     tree.program("init", INIT.as_bytes().to_vec());
     tree.program("bin/busybox", read(&tools.root.join("bin/busybox"))?);
     tree.link("bin/sh", "busybox");
+    tree.file("lib/check.sh", CHECK.as_bytes().to_vec());
     tree.file("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n".to_vec());
     tree.file("etc/hosts", b"127.0.0.1 localhost guest\n".to_vec());
     tree.file("etc/nsswitch.conf", b"hosts: files dns\n".to_vec());
     // What was built here takes the C library of this machine; the packages' programs run on a newer one too.
     let mut libraries = Libraries::of_this_machine()?;
     for (name, path) in
-        [("stallscope", paths::stallscope()), ("vm-guest", paths::target().join("release/vm-guest"))]
+        [("stallscope", paths::stallscope()), ("vm-guest", paths::target().join("debug/vm-guest"))]
     {
         if !path.is_file() {
             bail!("{} is not there: run without --no-build", path.display());
         }
         libraries.add_for(&path, &mut tree)?;
-        tree.program(&format!("bin/{name}"), stripped(&path)?);
+        tree.program(&format!("bin/{name}"), stripped(&path, kernel.series.name())?);
     }
     libraries.folders.splice(0..0, tools.libraries());
     let rdma =
         RDMA.into_iter().find(|path| tools.root.join(path).is_file()).context("iproute2 has no rdma")?;
-    for path in PROGRAMS.iter().copied().chain([rdma]) {
+    let needed = jobs(&mut tree)?;
+    for path in PROGRAMS.iter().copied().chain([rdma]).chain(needed.iter().map(String::as_str)) {
         let file = tools.root.join(path);
         libraries.add_for(&file, &mut tree)?;
         tree.program(&format!("bin/{}", path.rsplit('/').next().unwrap_or(path)), read(&file)?);
@@ -65,10 +73,25 @@ pub fn make(kernel: &Kernel, tools: &Unpacked) -> Result<PathBuf> {
     for provider in PROVIDERS {
         provider_files(provider, tools, &mut libraries, &mut tree)?;
     }
-    modules(kernel, &mut tree)?;
+    modules(kernel, tools, &mut tree)?;
     let path = apt::cache().join(format!("initramfs-{}.cpio", kernel.series.name()));
     fs::write(&path, tree.archive()).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// Adds the jobs. Returns the programs that they need.
+fn jobs(tree: &mut Tree) -> Result<Vec<String>> {
+    let folder = paths::root().join(JOBS);
+    let mut needed = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        let bytes = read(&path)?;
+        let text = String::from_utf8_lossy(&bytes);
+        needed.extend(text.lines().filter_map(|line| line.strip_prefix(NEEDS)).map(str::to_owned));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        tree.program(&format!("jobs/{name}"), bytes);
+    }
+    Ok(needed)
 }
 
 fn provider_files(
@@ -94,14 +117,14 @@ fn provider_files(
 }
 
 /// Modules without compression, and the order to load them in.
-fn modules(kernel: &Kernel, tree: &mut Tree) -> Result<()> {
+fn modules(kernel: &Kernel, tools: &Unpacked, tree: &mut Tree) -> Result<()> {
     let mut order = String::new();
     for path in &kernel.modules {
         let text = path.to_string_lossy();
         let name = module_name(&text);
         let bytes = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("xz") => unpacked("xz", path)?,
-            Some("zst") => unpacked("zstd", path)?,
+            Some("xz") => unpacked(tools, "xz", path)?,
+            Some("zst") => unpacked(tools, "zstd", path)?,
             _ => read(path)?,
         };
         tree.file(&format!("modules/{name}.ko"), bytes);
@@ -112,20 +135,17 @@ fn modules(kernel: &Kernel, tree: &mut Tree) -> Result<()> {
     Ok(())
 }
 
-fn unpacked(program: &str, path: &Path) -> Result<Vec<u8>> {
-    let output = Command::new(program)
-        .arg("-dc")
-        .arg(path)
-        .output()
-        .with_context(|| format!("cannot start {program}; `cargo xtask setup` installs it"))?;
+fn unpacked(tools: &Unpacked, program: &str, path: &Path) -> Result<Vec<u8>> {
+    let output =
+        tools.decompressor(program).arg(path).output().with_context(|| format!("cannot start {program}"))?;
     if !output.status.success() {
         bail!("{program} cannot unpack {}: {}", path.display(), String::from_utf8_lossy(&output.stderr));
     }
     Ok(output.stdout)
 }
 
-fn stripped(path: &Path) -> Result<Vec<u8>> {
-    let out = apt::cache().join("stripped");
+fn stripped(path: &Path, name: &str) -> Result<Vec<u8>> {
+    let out = apt::cache().join(format!("stripped-{name}"));
     run::run(Command::new("objcopy").arg("--strip-debug").arg(path).arg(&out))?;
     read(&out)
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -57,14 +57,19 @@ pub struct Kernel {
     pub modules: Vec<PathBuf>,
 }
 
-pub fn prepare(series: Series, tools: &Unpacked, refresh: bool) -> Result<Kernel> {
+/// Unpacks a kernel of this series unless that was done.
+pub fn fetch(series: Series, refresh: bool) -> Result<Unpacked> {
     let name = format!("linux-{}", series.name());
-    let unpacked = apt::fetch(&name, series.suites(), &["linux-image-amd64"], refresh, &|file| {
+    apt::fetch(&name, series.suites(), &["linux-image-amd64"], refresh, &|file| {
         ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|prefix| file.starts_with(prefix))
-    })?;
+    })
+}
+
+pub fn prepare(series: Series, tools: &Unpacked) -> Result<Kernel> {
+    let unpacked = fetch(series, false)?;
     let (vmlinuz, release) = image_of(&unpacked.root)?;
     let modules = modules(&unpacked.root, &release, tools)?;
-    Ok(Kernel { series, image: bare_image(&vmlinuz)?, release, modules })
+    Ok(Kernel { series, image: bare_image(&vmlinuz, tools)?, release, modules })
 }
 
 /// The image and what its kernel is called: in `boot`, or, since Debian packages it apart, beside its modules.
@@ -88,7 +93,7 @@ fn image_of(root: &Path) -> Result<(PathBuf, String)> {
 }
 
 /// The ELF image inside of a compressed one: emulated, decompression takes longer than all the rest of the start.
-fn bare_image(vmlinuz: &Path) -> Result<PathBuf> {
+fn bare_image(vmlinuz: &Path, tools: &Unpacked) -> Result<PathBuf> {
     let bare = vmlinuz.with_extension("elf");
     if bare.is_file() {
         return Ok(bare);
@@ -97,7 +102,7 @@ fn bare_image(vmlinuz: &Path) -> Result<PathBuf> {
     let magics: [(&str, &[u8]); 2] = [("xz", b"\xfd7zXZ\0"), ("zstd", b"\x28\xb5\x2f\xfd")];
     for (program, magic) in magics {
         let Some(at) = bytes.windows(magic.len()).position(|window| window == magic) else { continue };
-        let image = decompress(program, &bytes[at..])?;
+        let image = decompress(tools, program, &bytes[at..])?;
         if image.starts_with(b"\x7fELF") {
             fs::write(&bare, image).with_context(|| format!("cannot write {}", bare.display()))?;
             return Ok(bare);
@@ -108,12 +113,9 @@ fn bare_image(vmlinuz: &Path) -> Result<PathBuf> {
 }
 
 /// What `program -dc` makes of it. What follows the stream makes the program fail after it wrote everything.
-fn decompress(program: &str, bytes: &[u8]) -> Result<Vec<u8>> {
-    if !run::exists(program) {
-        bail!("no {program} on this machine; `cargo xtask setup` installs xz, zstd is in the package zstd");
-    }
-    let mut child = Command::new(program)
-        .arg("-dc")
+fn decompress(tools: &Unpacked, program: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut child = tools
+        .decompressor(program)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -221,7 +221,7 @@ impl Reducer {
         let mut told = std::mem::take(&mut self.dns_waits);
         told.sort_by_key(|(wait, _)| (wait.pid, wait.tid, wait.start_ns));
         let (waits, sites): (Vec<DnsWait>, Vec<Site>) = told.into_iter().unzip();
-        let labels = dns::rows(&model.dns_messages, &model.api_calls, &waits, model.window).labels;
+        let labels = dns::rows(&model.dns_messages, &model.api_calls, &waits, model.dns_window()).labels;
         let labels = labels.iter().map(String::as_str).chain(std::iter::repeat(""));
         for ((wait, site), label) in waits.iter().zip(sites).zip(labels) {
             let detail = self.details.intern(label);

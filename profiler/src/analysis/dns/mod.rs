@@ -79,7 +79,8 @@ pub struct Asked {
 /// Rows, labels and lookups from the messages, the calls and the waits of a trace.
 ///
 /// `waits` are exclusive shares of thread time; each one's weight goes to the queries that its socket was
-/// owed an answer to, in equal parts at any instant.
+/// owed an answer to, in equal parts at any instant. After the end of `window` messages are not known, and a wait that
+/// reaches beyond it is for an unknown name.
 pub fn rows(
     messages: &[DnsMessage],
     api_calls: &[ApiCall],

@@ -61,6 +61,12 @@ pub(super) fn distribute(
         let mut sweep = Sweep::new(exchanges, exchanges.of_socket(&key));
         for index in indices {
             let (Some(wait), Some(place)) = (waits.get(index), shares.get_mut(index)) else { continue };
+            if window.end_ns != 0 && wait.end_ns > window.end_ns {
+                // What was asked then is not kept; what was asked last would get the blame.
+                let target = Target::Unknown(unknown.lookup(wait));
+                *place = vec![Share { target, weight_ns: wait.weight_ns, at_end: true }];
+                continue;
+            }
             *place = sweep.wait(wait, |wait| {
                 later
                     .as_ref()

@@ -13,7 +13,7 @@ use crate::model::cause::Cause;
 
 pub(super) fn find(scene: &Scene<'_>, findings: &mut Kept) {
     let mut peers: BTreeMap<&str, Peer<'_>> = BTreeMap::new();
-    for row in scene.report.connects.iter().filter(|row| !row.peer.is_empty()) {
+    for row in scene.report.connects.iter().filter(|row| ip_of(&row.peer).is_some()) {
         peers.entry(&row.peer).or_default().take(row);
     }
     // Threads by the ports that they got a connection to, and how many peers that were.

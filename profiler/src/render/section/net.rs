@@ -35,7 +35,7 @@ pub(super) fn dns_table(report: &Report) -> Table {
         Column::figure("in flight").extra(),
         Column::name("via").extra(),
     ];
-    let mut rows: Vec<&DnsRow> = report.dns.iter().collect();
+    let (mut rows, folded): (Vec<&DnsRow>, Vec<&DnsRow>) = report.dns.iter().partition(|row| row.folded == 0);
     rows.sort_by_key(|row| Reverse((row.stalled_ns, row.attempts)));
     let mut table = Table::of("Lookups (DNS)", columns, &rows, MOST, |row| {
         let name = row.name.as_deref().map_or("[unknown name]".to_owned(), escape_controls);
@@ -58,8 +58,19 @@ pub(super) fn dns_table(report: &Report) -> Table {
             escape_controls(&row.transport),
         ]
     });
-    table.remark = rows.iter().any(|row| row.began_earlier && row.stalled_ns > 0).then_some(LOWER_BOUND);
+    let shown = rows.iter().take(MOST);
+    table.remark =
+        shown.into_iter().any(|row| row.began_earlier && row.stalled_ns > 0).then_some(LOWER_BOUND);
+    let rest = rows.iter().skip(MOST).chain(&folded);
+    leave_out(&mut table, folded.iter().map(|row| row.folded), rest.map(|row| row.stalled_ns));
     table
+}
+
+/// Says how many rows are not shown, those that one row of the report stands for included, and what was stalled in them.
+fn leave_out(table: &mut Table, folded: impl Iterator<Item = u64>, stalled: impl Iterator<Item = u64>) {
+    let folded = usize::try_from(folded.fold(0, u64::saturating_add)).unwrap_or(usize::MAX);
+    table.left_out = table.left_out.saturating_add(folded);
+    table.left_out_sum = Some(format!("{} stalled", duration(stalled.fold(0, u64::saturating_add))));
 }
 
 fn answer(row: &DnsRow) -> String {
@@ -89,9 +100,10 @@ pub(super) fn connect_table(analysis: &Analysis) -> Table {
         Column::figure("max"),
         Column::name("from").extra(),
     ];
-    let mut rows: Vec<&ConnectRow> = analysis.report.connects.iter().collect();
+    let all = analysis.report.connects.iter();
+    let (mut rows, folded): (Vec<&ConnectRow>, Vec<&ConnectRow>) = all.partition(|row| row.folded == 0);
     rows.sort_by_key(|row| Reverse((row.stalled_ns, row.count)));
-    Table::of("Connects", columns, &rows, MOST, |row| {
+    let mut table = Table::of("Connects", columns, &rows, MOST, |row| {
         vec![
             escape_controls(&row.peer),
             escape_controls(&row.result).replace('_', " "),
@@ -103,7 +115,13 @@ pub(super) fn connect_table(analysis: &Analysis) -> Table {
             of(&row.handshake, row.handshake.max_ns),
             escape_controls(&row.local),
         ]
-    })
+    });
+    let shown = rows.iter().take(MOST);
+    table.remark =
+        shown.into_iter().any(|row| row.began_earlier && row.stalled_ns > 0).then_some(LOWER_BOUND);
+    let rest = rows.iter().skip(MOST).chain(&folded);
+    leave_out(&mut table, folded.iter().map(|row| row.folded), rest.map(|row| row.stalled_ns));
+    table
 }
 
 pub(super) fn socket_table(analysis: &Analysis) -> Table {
@@ -119,7 +137,8 @@ pub(super) fn socket_table(analysis: &Analysis) -> Table {
         Column::figure("in flight"),
         Column::figure("polls").extra(),
     ];
-    let mut rows: Vec<&SocketRow> = analysis.report.sockets.iter().collect();
+    let all = analysis.report.sockets.iter();
+    let (mut rows, folded): (Vec<&SocketRow>, Vec<&SocketRow>) = all.partition(|row| row.folded == 0);
     rows.sort_by_key(|row| Reverse((row.stalled_ns, row.waits)));
     let mut table = Table::of("Sockets", columns, &rows, MOST, |row| {
         vec![
@@ -136,6 +155,8 @@ pub(super) fn socket_table(analysis: &Analysis) -> Table {
         ]
     });
     table.remark = rows.iter().take(MOST).any(|row| row.began_earlier).then_some(LOWER_BOUND);
+    let rest = rows.iter().skip(MOST).chain(&folded);
+    leave_out(&mut table, folded.iter().map(|row| row.folded), rest.map(|row| row.stalled_ns));
     table
 }
 

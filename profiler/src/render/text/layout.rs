@@ -23,11 +23,15 @@ pub(in crate::render) fn write_table(table: &Table, out: &mut dyn Write) -> io::
     let titles: Vec<String> = columns.iter().map(|column| column.title.to_uppercase()).collect();
     let titles: Vec<&str> = titles.iter().map(String::as_str).collect();
     write_row(&columns, &widths, &titles, out)?;
-    for row in &rows {
+    for (number, row) in rows.iter().enumerate() {
         write_row(&columns, &widths, row, out)?;
+        let note = table.notes.get(number).filter(|note| !note.is_empty());
+        for line in note.map_or_else(Vec::new, |note| wrap(note, WIDTH - 6)) {
+            writeln!(out, "      {line}")?;
+        }
     }
-    if table.left_out > 0 {
-        writeln!(out, "  and {} more", table.left_out)?;
+    if let Some(rest) = table.rest() {
+        writeln!(out, "  {rest}")?;
     }
     if let Some(remark) = table.remark {
         writeln!(out, "  {remark}")?;
@@ -115,7 +119,8 @@ mod tests {
         let rows: Vec<Vec<String>> =
             rows.iter().map(|row| row.iter().map(|cell| (*cell).to_owned()).collect()).collect();
         let mut out = Vec::new();
-        let table = Table { title: "T", columns, rows, left_out: 3, remark: None };
+        let notes = Vec::new();
+        let table = Table { title: "T", columns, rows, notes, left_out: 3, left_out_sum: None, remark: None };
         write_table(&table, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
