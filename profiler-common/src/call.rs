@@ -34,10 +34,12 @@ pub enum Call {
     IoUringEnter = 25,
     Sendfile = 26,
     Splice = 27,
+    /// A call into `ib_uverbs` or the connection manager, by whatever system call. Seen by probes of its own, never in `CALLS`.
+    Uverbs = 28,
 }
 
 /// One more than the largest `Call`.
-pub const CALL_COUNT: usize = 28;
+pub const CALL_COUNT: usize = 29;
 
 /// Entries of the map `CALLS`: system-call numbers that can be watched are below.
 pub const CALL_TABLE: u32 = 512;
@@ -75,6 +77,7 @@ impl Call {
         Call::IoUringEnter,
         Call::Sendfile,
         Call::Splice,
+        Call::Uverbs,
     ];
 
     /// The call with this number, `Call::None` for an unknown one.
@@ -122,6 +125,7 @@ impl Call {
             Call::IoUringEnter => "io_uring_enter",
             Call::Sendfile => "sendfile",
             Call::Splice => "splice",
+            Call::Uverbs => "uverbs",
         }
     }
 }

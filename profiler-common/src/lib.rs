@@ -12,6 +12,7 @@ pub mod config;
 pub mod counter;
 pub mod cuda;
 pub mod marker;
+pub mod rdma_kernel;
 pub mod record;
 pub mod stack;
 pub mod table;

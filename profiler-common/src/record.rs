@@ -41,6 +41,10 @@ pub enum RecordKind {
     VerbsSetup = 52,
     /// [`MarkerRecord`](crate::marker::MarkerRecord).
     Marker = 60,
+    /// [`SetupRecord`](crate::rdma_kernel::SetupRecord).
+    Setup = 64,
+    /// [`AsyncEventRecord`](crate::rdma_kernel::AsyncEventRecord).
+    AsyncEvent = 65,
 }
 
 impl RecordKind {
@@ -61,6 +65,8 @@ impl RecordKind {
             51 => RecordKind::VerbsEntry,
             52 => RecordKind::VerbsSetup,
             60 => RecordKind::Marker,
+            64 => RecordKind::Setup,
+            65 => RecordKind::AsyncEvent,
             _ => return None,
         })
     }

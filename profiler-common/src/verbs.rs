@@ -171,6 +171,10 @@ pub const END_ABORT: u64 = 1;
 
 const _: () = assert!(size_of::<VerbsEntryRecord>() == 56);
 const _: () = assert!(size_of::<VerbsSetupRecord>() == 72);
+/// What a thread loses each time that it comes by a probe, nanoseconds: 2.6 µs were measured on plain hosts for a kernel uprobe,
+/// the record included.
+pub const HIT_NS: u64 = 2_600;
+
 const _: () = assert!(size_of::<VerbsPostRecord>() == 72);
 const _: () = assert!(size_of::<VerbsCompletionRecord>() == 40);
 const _: () = assert!(size_of::<VerbsImageRecord>() == 40 + 4 * IMAGE_WORDS);

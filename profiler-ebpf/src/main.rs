@@ -16,6 +16,8 @@ mod marker;
 mod mem;
 mod nonblocking;
 mod poll_set;
+mod rdma_call;
+mod rdma_probe;
 mod regs;
 mod repeat;
 mod sample;

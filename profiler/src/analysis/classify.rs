@@ -13,6 +13,7 @@
 //! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
 //! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
 //!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
+//! - `rdma.setup`: a call into `ib_uverbs` or the connection manager; `dma.map` while it pins memory for the device.
 //! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
 //! - Other waits, no stalls: unix sockets, netlink, pipes, other `futex` operations.
 //!
@@ -57,11 +58,16 @@ pub struct Slot {
     pub connected_ns: u64,
     /// In this time it is `tcp.retransmit`.
     pub retransmit: Interval,
+    /// In this time it is `dma.map`.
+    pub mapped: Interval,
     /// In the rest.
     pub base: Cause,
     /// Sockets that it stands for.
     pub parts: u32,
 }
+
+/// Lies behind every time.
+const NEVER: Interval = Interval { start_ns: u64::MAX, end_ns: u64::MAX };
 
 impl Slot {
     fn new(awaited: Awaited, peer: NameId, base: Cause) -> Slot {
@@ -70,7 +76,8 @@ impl Slot {
             peer,
             interest: awaited.interest,
             connected_ns: 0,
-            retransmit: Interval { start_ns: u64::MAX, end_ns: u64::MAX },
+            retransmit: NEVER,
+            mapped: NEVER,
             base,
             parts: 1,
         }
@@ -87,6 +94,8 @@ impl Slot {
             Cause::TcpConnect
         } else if (self.retransmit.start_ns..self.retransmit.end_ns).contains(&time_ns) {
             Cause::TcpRetransmit
+        } else if (self.mapped.start_ns..self.mapped.end_ns).contains(&time_ns) {
+            Cause::DmaMap
         } else {
             self.base
         }
@@ -103,6 +112,7 @@ pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Ve
         Call::Accept | Call::Accept4 => Verdict::Idle,
         Call::Nanosleep | Call::ClockNanosleep => Verdict::Sleep,
         Call::Futex => classify_futex(context, wait, slots),
+        Call::Uverbs => classify_setup(context, wait, slots),
         Call::None => Verdict::Other,
         Call::Connect if is_still_under_way(wait.ret) => Verdict::Other,
         call if is_poll(call) => classify_poll(context, wait, slots),
@@ -113,6 +123,20 @@ pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Ve
 /// A `connect` that returned without an outcome did not wait for one.
 pub fn is_still_under_way(ret: i32) -> bool {
     [libc::EINPROGRESS, libc::EALREADY, libc::EAGAIN, libc::EISCONN].contains(&ret.saturating_neg())
+}
+
+/// A call that sets RDMA up: pinning and mapping of memory for the device, and the rest.
+fn classify_setup(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Verdict {
+    let mut slot = Slot::of_none(Cause::RdmaSetup);
+    if let Some(call) = context.model.setups.of_wait(wait.start_ns, wait.end_ns)
+        && call.pin_ns > 0
+    {
+        // Several pinnings of one call lie side by side: the time between them is not theirs.
+        let end_ns = call.pin_end_ns.min(call.pin_start_ns.saturating_add(call.pin_ns));
+        slot.mapped = Interval { start_ns: call.pin_start_ns, end_ns };
+    }
+    slots.push(slot);
+    Verdict::Stall
 }
 
 /// Innermost frames that are looked through for a condition variable.

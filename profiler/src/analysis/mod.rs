@@ -32,6 +32,7 @@ mod on_cpu;
 pub mod partition;
 pub mod places;
 pub mod queues;
+pub mod rdma_setup;
 pub mod report;
 pub mod sections;
 pub mod socket_queues;
@@ -159,6 +160,7 @@ pub fn analyse_with(
         hops: hops::hop_rows(&model, &places),
         queues: queues.rows(),
         counters: queues::counters::rows(&model.rdma.counters),
+        rdma_setup: rdma_setup::section(&model.setups),
         clock: sections::clock(),
         collectives: gpu::collective_rows(&model, &gpu_ranks),
         gpus: gpu::gpu_rows(&model),

@@ -13,6 +13,8 @@
 
 mod spin;
 
+use profiler_common::Call;
+
 use super::classify::{Slot, Verdict, classify};
 use super::context::Context;
 use super::cuda_wait::{self, CudaSums};
@@ -43,7 +45,8 @@ pub struct ThreadPartition {
     pub pieces: Vec<Piece>,
     pub stalled_ns: u64,
     pub idle_ns: u64,
-    /// Part of the stalled and idle time in which the thread looked again and again instead of sleeping.
+    /// Part of the stalled and idle time in which the thread looked again and again instead of sleeping, or worked
+    /// inside of a call that sets RDMA up.
     pub spin_ns: u64,
     /// Waits for a GPU, which are among the rest too.
     pub cuda: CudaSums,
@@ -81,6 +84,7 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
             Verdict::Idle | Verdict::Sleep => result.idle_ns += wait.waited_ns(span),
             Verdict::Stall => {
                 result.stalled_ns += wait.waited_ns(span);
+                result.spin_ns += ran_ns(context, wait, span);
                 share_out((index, wait), &slots, span.clip(wait.asleep()), &mut result.pieces);
             }
         }
@@ -99,6 +103,17 @@ pub fn partition(context: &Context, track: &ThreadTrack) -> ThreadPartition {
     }
     result.pieces.sort_by_key(|piece| (piece.span.start_ns, piece.wait));
     result
+}
+
+/// What a call that sets RDMA up ran on a processor, of which the part in `span`: it is stalled all the same.
+fn ran_ns(context: &Context, wait: &WaitSpan, span: Interval) -> u64 {
+    if wait.call != Call::Uverbs {
+        return 0;
+    }
+    let call = context.model.setups.of_wait(wait.start_ns, wait.end_ns);
+    let lasted_ns = u128::from(wait.end_ns.saturating_sub(wait.start_ns));
+    let ran_ns = u128::from(call.map_or(0, |call| call.running_ns)) * u128::from(span.len());
+    ran_ns.checked_div(lasted_ns).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0).min(span.len())
 }
 
 /// Calls `emit` with the disjoint intervals, in order of time, in which each ordinary call is the innermost, and with the
@@ -143,7 +158,15 @@ fn share_out((index, wait): (u32, &WaitSpan), slots: &[Slot], span: Interval, pi
     }
     let inside = |time_ns: u64| time_ns > span.start_ns && time_ns < span.end_ns;
     if let [slot] = slots
-        && ![slot.connected_ns, slot.retransmit.start_ns, slot.retransmit.end_ns].into_iter().any(inside)
+        && ![
+            slot.connected_ns,
+            slot.retransmit.start_ns,
+            slot.retransmit.end_ns,
+            slot.mapped.start_ns,
+            slot.mapped.end_ns,
+        ]
+        .into_iter()
+        .any(inside)
     {
         // Nearly all waits: one socket, one cause.
         let cause = slot.cause_at(span.start_ns);
@@ -152,7 +175,13 @@ fn share_out((index, wait): (u32, &WaitSpan), slots: &[Slot], span: Interval, pi
     }
     let mut cuts = vec![span.start_ns, span.end_ns];
     for slot in slots {
-        let times = [slot.connected_ns, slot.retransmit.start_ns, slot.retransmit.end_ns];
+        let times = [
+            slot.connected_ns,
+            slot.retransmit.start_ns,
+            slot.retransmit.end_ns,
+            slot.mapped.start_ns,
+            slot.mapped.end_ns,
+        ];
         cuts.extend(times.into_iter().filter(|time_ns| inside(*time_ns)));
     }
     cuts.sort_unstable();

@@ -56,6 +56,9 @@ pub struct Report {
     pub clock: ClockRow,
     /// Counters of adapters' ports.
     pub counters: Vec<super::queues::counters::CounterRow>,
+    /// What the kernel and the device did to set RDMA up (an addition to the contract); absent where nothing was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_setup: Option<super::rdma_setup::RdmaSetupSection>,
     pub findings: Vec<Finding>,
 }
 

@@ -2,11 +2,13 @@
 
 use std::hash::{Hash, Hasher};
 
+use profiler_common::rdma_kernel::SetupOp;
 use profiler_common::{Api, Call};
 
 use super::connects::{Connects, Outcome};
 use super::dns_wait::{DnsWait, WaitId, api_of};
 use super::partition::Piece;
+use super::rdma_setup;
 use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::intern::NameId;
@@ -30,6 +32,12 @@ pub enum Detail {
     Gil,
     /// The thread that has the lock.
     HeldBy(u32),
+    /// A call that sets RDMA up, registered bytes rounded down to a power of two, and which part of it is pinning, in tenths.
+    Setup {
+        op: SetupOp,
+        bytes_log2: Option<u8>,
+        pin_tenths: Option<u8>,
+    },
 }
 
 /// Everything of a stall that a view by stacks can show.
@@ -74,8 +82,18 @@ pub(super) fn detail(
         Cause::TcpRetransmit => Detail::Recv,
         Cause::Lock if model.python.gil.contains(&wait.user_stack) => Detail::Gil,
         Cause::Lock => Detail::HeldBy(wait.owner),
+        Cause::RdmaSetup | Cause::DmaMap => setup(model, wait),
         _ => Detail::None,
     }
+}
+
+fn setup(model: &Model, wait: &WaitSpan) -> Detail {
+    let Some(call) = model.setups.of_wait(wait.start_ns, wait.end_ns) else { return Detail::None };
+    let bytes_log2 = call.bytes.checked_ilog2().and_then(|log2| u8::try_from(log2).ok());
+    let lasted_ns = u128::from(call.end_ns.saturating_sub(call.start_ns));
+    let tenths = (u128::from(call.pin_ns) * 10 + lasted_ns / 2).checked_div(lasted_ns);
+    let pin_tenths = tenths.and_then(|tenths| u8::try_from(tenths.min(10)).ok());
+    Detail::Setup { op: call.op, bytes_log2, pin_tenths: pin_tenths.filter(|_| call.pin_ns > 0) }
 }
 
 /// What tells this stall from others.
@@ -111,6 +129,10 @@ impl Detail {
             Detail::Send => "send".to_owned(),
             Detail::Recv => "recv".to_owned(),
             Detail::Gil => "GIL".to_owned(),
+            Detail::Setup { op, bytes_log2, pin_tenths } => {
+                let bytes = bytes_log2.map_or(0, |log2| 1_u64.checked_shl(log2.into()).unwrap_or(0));
+                rdma_setup::label(op, bytes, pin_tenths.map(|tenths| tenths.saturating_mul(10)))
+            }
             Detail::HeldBy(tid) => match model.thread_names.get(&tid) {
                 Some(name) => format!("held by {name}"),
                 None => format!("held by thread {tid}"),

@@ -7,8 +7,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use thiserror::Error;
+
+mod module;
 
 /// Where the kernel shows its BTF.
 pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
@@ -71,6 +74,8 @@ pub struct Btf {
     types: Vec<u32>,
     strings: std::ops::Range<usize>,
     names: HashMap<(Kind, Box<[u8]>), u32>,
+    /// Of a module: the kernel's own types, whose numbers and strings come before.
+    base: Option<Arc<Btf>>,
 }
 
 /// A type's fixed part.
@@ -93,17 +98,15 @@ impl Btf {
     }
 
     pub fn from_file(path: &Path) -> Result<Btf, BtfError> {
-        let read = || -> std::io::Result<Vec<u8>> {
-            let mut bytes = Vec::new();
-            File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        let bytes = read().map_err(|source| BtfError::Read { path: path.to_owned(), source })?;
-        Btf::parse(bytes)
+        Btf::parse(read(path)?)
     }
 
     /// Reads the table of types. The order of bytes is the host's, as the kernel writes it.
     pub fn parse(bytes: Vec<u8>) -> Result<Btf, BtfError> {
+        Btf::parse_on(None, bytes)
+    }
+
+    fn parse_on(base: Option<Arc<Btf>>, bytes: Vec<u8>) -> Result<Btf, BtfError> {
         if bytes.len() as u64 > MAX_BYTES {
             return Err(BtfError::TooLarge);
         }
@@ -123,7 +126,7 @@ impl Btf {
             .ok_or(BtfError::Truncated { what: "the type section" })?;
         let strings = section(&bytes, header_len, str_off, str_len)
             .ok_or(BtfError::Truncated { what: "the string section" })?;
-        let mut btf = Btf { bytes, types: Vec::new(), strings, names: HashMap::new() };
+        let mut btf = Btf { bytes, types: Vec::new(), strings, names: HashMap::new(), base };
         btf.index(types)?;
         Ok(btf)
     }
@@ -131,7 +134,7 @@ impl Btf {
     fn index(&mut self, section: std::ops::Range<usize>) -> Result<(), BtfError> {
         let mut position = section.start;
         while position < section.end {
-            let id = self.types.len() as u32 + 1;
+            let id = self.first_type() + self.types.len() as u32;
             let read = self.type_at(position).ok_or(BtfError::Truncated { what: "a type" })?;
             let body = body_len(read.kind, read.vlen).ok_or(BtfError::UnknownKind { id, kind: read.kind })?;
             let kind = match read.kind {
@@ -179,6 +182,9 @@ impl Btf {
         if depth > MAX_DEPTH {
             return None;
         }
+        if let Some(base) = self.base.as_ref().filter(|_| id < self.first_type()) {
+            return base.member(id, name, depth);
+        }
         let strukt = self.resolved(id)?;
         if strukt.kind != KIND_STRUCT && strukt.kind != KIND_UNION {
             return None;
@@ -206,7 +212,7 @@ impl Btf {
     /// The type behind typedefs and qualifiers.
     fn resolved(&self, mut id: u32) -> Option<Type> {
         for _ in 0..MAX_DEPTH {
-            let position = *self.types.get(id.checked_sub(1)? as usize)? as usize;
+            let position = *self.types.get(id.checked_sub(self.first_type())? as usize)? as usize;
             let found = self.type_at(position)?;
             match found.kind {
                 KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => {
@@ -232,10 +238,23 @@ impl Btf {
 
     fn string(&self, offset: u32) -> Option<&[u8]> {
         let strings = self.bytes.get(self.strings.clone())?;
-        let tail = strings.get(offset as usize..)?;
+        let first = self.base.as_ref().map_or(0, |base| base.strings.len());
+        let Some(offset) = (offset as usize).checked_sub(first) else {
+            return self.base.as_ref()?.string(offset);
+        };
+        let tail = strings.get(offset..)?;
         let end = tail.iter().position(|byte| *byte == 0)?;
         tail.get(..end)
     }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| BtfError::Read { path: path.to_owned(), source })
 }
 
 /// Bytes that follow a type's fixed part, `None` for a kind that is not known.
@@ -270,40 +289,42 @@ mod tests {
 
     /// Builds BTF by hand.
     #[derive(Default)]
-    struct Builder {
+    pub(super) struct Builder {
         types: Vec<u8>,
         strings: Vec<u8>,
+        /// Bytes of strings that come before.
+        pub(super) first_string: u32,
     }
 
     impl Builder {
-        fn name(&mut self, name: &str) -> u32 {
-            if self.strings.is_empty() {
+        pub(super) fn name(&mut self, name: &str) -> u32 {
+            if self.strings.is_empty() && self.first_string == 0 {
                 self.strings.push(0);
             }
             if name.is_empty() {
                 return 0;
             }
-            let offset = self.strings.len() as u32;
+            let offset = self.first_string + self.strings.len() as u32;
             self.strings.extend(name.as_bytes());
             self.strings.push(0);
             offset
         }
 
-        fn words(&mut self, words: &[u32]) {
+        pub(super) fn words(&mut self, words: &[u32]) {
             self.types.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
         }
 
-        fn head(&mut self, name: &str, kind: u32, vlen: u32, flag: bool, last: u32) {
+        pub(super) fn head(&mut self, name: &str, kind: u32, vlen: u32, flag: bool, last: u32) {
             let name = self.name(name);
             self.words(&[name, kind << 24 | vlen | u32::from(flag) << 31, last]);
         }
 
-        fn member(&mut self, name: &str, of: u32, offset: u32) {
+        pub(super) fn member(&mut self, name: &str, of: u32, offset: u32) {
             let name = self.name(name);
             self.words(&[name, of, offset]);
         }
 
-        fn bytes(&self) -> Vec<u8> {
+        pub(super) fn bytes(&self) -> Vec<u8> {
             let mut out = Vec::new();
             out.extend(MAGIC.to_ne_bytes());
             out.extend([1, 0]);

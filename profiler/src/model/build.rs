@@ -143,6 +143,16 @@ impl Builder {
             Record::Loss(loss) => {
                 self.model.losses.insert(loss.what, (loss.count, loss.events));
             }
+            Record::RdmaSetup(call) => self.inconsistent += u64::from(!self.model.setups.add(call)),
+            Record::RdmaSetupTotals(row) => {
+                self.inconsistent += u64::from(!self.model.setups.add_totals(row));
+            }
+            Record::RdmaCommandTotals(row) => {
+                self.inconsistent += u64::from(!self.model.setups.add_commands(row));
+            }
+            Record::RdmaDeviceEvent(event) => {
+                self.inconsistent += u64::from(!self.model.setups.add_event(event));
+            }
             Record::PciDevice(device) => self.model.place.add_device(device),
             Record::RdmaPort(port) => self.model.place.add_port(port),
             Record::DeviceUse(one) => self.model.place.add_use(one),

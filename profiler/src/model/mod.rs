@@ -28,6 +28,7 @@ pub mod packed;
 pub mod place;
 pub mod python;
 pub mod queue;
+pub mod setup;
 pub mod socket;
 pub mod thread;
 pub mod topology;
@@ -79,6 +80,8 @@ pub struct Model {
     pub names: intern::Interner,
     /// Verbs: queue pairs, posts, completions.
     pub rdma: queue::Rdma,
+    /// The kernel's side of verbs.
+    pub setups: setup::Setups,
     /// Calls of the marker function.
     pub marker: marker::Markers,
     /// Where GPUs and adapters sit.

@@ -14,7 +14,7 @@ use crate::trace::rdma::{
 
 mod builder;
 mod order;
-mod windows;
+pub(crate) mod windows;
 
 use builder::Builder;
 use order::{Done, OrderBuilder, Step};
@@ -150,9 +150,9 @@ impl Rdma {
         let mut tracks = Vec::new();
         for ((pid, number), mut events) in queues {
             events.sort_by_key(|(time_ns, _)| *time_ns);
-            let watch = watches
-                .entry(pid)
-                .or_insert_with(|| Watch::of(&self.windows, pid, recording, seen.contains(&pid)));
+            let watch = watches.entry(pid).or_insert_with(|| {
+                Watch::of(&self.windows, pid, recording, seen.contains(&pid)).with_hits(self, pid)
+            });
             let track = empty_track(pid, number, pairs.get(&(pid, number)).copied());
             let births = births.get(&(pid, number)).map_or(&[][..], Vec::as_slice);
             tracks.push(follow(track, &mut events, births, watch, end_ns));
@@ -207,7 +207,7 @@ fn follow(
         track.known.clear();
     } else {
         let known_ns = track.known.iter().map(|part| part.len()).fold(0, u64::saturating_add);
-        track.scale = Some(windows::scale(&seen, known_ns, watch.whole.len()));
+        track.scale = Some(watch.scale(&seen, known_ns));
     }
     track
 }

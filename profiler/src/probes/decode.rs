@@ -51,6 +51,8 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Marker => super::marker::decode(&mut fields).ok_or(short),
         RecordKind::VerbsEntry => super::verbs::decode::entry(&mut fields).ok_or(short),
         RecordKind::VerbsSetup => super::verbs::decode::setup(&mut fields).ok_or(short),
+        RecordKind::Setup => super::rdma_kernel::decode::setup(&mut fields).ok_or(short),
+        RecordKind::AsyncEvent => super::rdma_kernel::decode::device_event(&mut fields).ok_or(short),
         RecordKind::VerbsImage => super::verbs::decode::image(&mut fields).ok_or(short),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::trace::marker::MarkerCalls;
 use crate::trace::rdma::{RdmaAnchor, RdmaCompletion, RdmaEntry, RdmaPost};
+use crate::trace::rdma_setup::{RdmaDeviceEvent, RdmaSetup};
 use crate::trace::record::{ApiCall, DnsMessage, Handshake, Life, Retransmit, Space, ThreadTime, Wait};
 
 /// User-mode registers that an unwinder starts from.
@@ -56,6 +57,8 @@ pub enum Event {
     /// Where an earlier post went.
     RdmaAnchor(RdmaAnchor),
     Marker(MarkerCalls),
+    Setup(RdmaSetup),
+    DeviceEvent(RdmaDeviceEvent),
 }
 
 /// What a provider keeps of a queue pair, at the entry of a post.
@@ -121,6 +124,8 @@ impl Event {
             Event::RdmaEntry(entry) => Some(entry.time_ns),
             Event::RdmaSetup(setup) => Some(setup.time_ns),
             Event::Marker(calls) => Some(calls.start_ns),
+            Event::Setup(setup) => Some(setup.start_ns),
+            Event::DeviceEvent(event) => Some(event.time_ns),
             Event::Stack(_) | Event::RdmaImage(_) | Event::RdmaAnchor(_) => None,
         }
     }

@@ -15,7 +15,7 @@ use super::{ProbeOptions, calls, clock};
 use crate::kernel;
 
 /// The programs as `cargo xtask build` made them; empty where the crate was built without.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/stallscope.o"));
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/stallscope.o"));
 
 /// Inode number of the first PID namespace, the same on every machine.
 const INIT_PID_NAMESPACE: u64 = 0xefff_fffc;

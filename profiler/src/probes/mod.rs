@@ -27,6 +27,8 @@ mod known_stacks;
 mod load;
 mod marker;
 mod multi_uprobe;
+mod raw_bpf;
+mod rdma_kernel;
 mod restart;
 mod socket;
 mod tables;
@@ -53,7 +55,8 @@ pub use error::ProbeError;
 pub(crate) use error::one_line;
 pub use known_stacks::KnownStacks;
 
-use crate::trace::record::{CallCount, Coverage, CpuSamples, LifeEvent, Loss};
+use crate::trace::rdma_setup::{RdmaCommandTotals, RdmaSetupTotals};
+use crate::trace::record::{CallCount, Coverage, CpuSamples, Environment, LifeEvent, Loss};
 use event::Event;
 
 use crate::target::verbs::library::Library;
@@ -77,6 +80,8 @@ pub struct ProbeOptions {
     pub net: bool,
     /// Watch system calls on sockets, for the messages to name servers among them.
     pub dns: bool,
+    /// Watch the kernel's RDMA functions, where the machine has a device.
+    pub rdma_kernel: bool,
 }
 
 impl Default for ProbeOptions {
@@ -88,6 +93,7 @@ impl Default for ProbeOptions {
             verbose: false,
             net: true,
             dns: true,
+            rdma_kernel: false,
         }
     }
 }
@@ -116,6 +122,7 @@ pub struct ProbeSet {
     /// Records that could not be decoded.
     undecodable: u64,
     verbs: verbs::VerbsProbes,
+    rdma_kernel: rdma_kernel::RdmaKernel,
 }
 
 impl std::fmt::Debug for ProbeSet {
@@ -137,6 +144,8 @@ impl ProbeSet {
             reserved: 0,
         };
         let load::Loaded { mut ebpf, resolver, failed, missing_members } = load::load(options, &settings)?;
+        // Before the maps are taken out, which the programs refer to.
+        let rdma_kernel = rdma_kernel::RdmaKernel::attach(&mut ebpf, options);
         let logger = if options.verbose { EbpfLogger::init(&mut ebpf).ok() } else { None };
         Ok(ProbeSet {
             events: take(&mut ebpf, "EVENTS")?,
@@ -159,6 +168,7 @@ impl ProbeSet {
             ended: HashSet::new(),
             undecodable: 0,
             verbs: verbs::VerbsProbes::default(),
+            rdma_kernel,
         })
     }
 
@@ -170,7 +180,9 @@ impl ProbeSet {
     /// What can be seen, and why not the rest. Families: `net`, `dns`, `tcp`, `sched`, `samples`, `children`, `snapshot`,
     /// `lock`, `io_uring`.
     pub fn coverage(&self) -> Vec<Coverage> {
-        self.coverage.rows()
+        let mut rows = self.coverage.rows();
+        rows.extend(self.rdma_kernel.coverage());
+        rows
     }
 
     /// Watches the process `pid` (its own id, as the host sees it) with all its threads; with `follow` also the
@@ -326,6 +338,8 @@ impl ProbeSet {
         self.detach();
         verbs::VerbsProbes::detach(&mut self.ebpf);
         marker::detach(&mut self.ebpf);
+        self.rdma_kernel.detach();
+        self.rdma_kernel.take_open(&self.ebpf, self.settings.min_stall_ns, end_ns, sink);
         marker::take_counted(&mut self.ebpf, sink);
         tables::take_nonblocking(&mut self.nonblocking, &self.settings, tables::Which::All { end_ns }, sink);
         tables::take_handshakes(&mut self.handshakes, end_ns, sink);
@@ -381,6 +395,16 @@ impl ProbeSet {
     /// Watches posts and polls again. Returns the processes for which that failed, and why; they are given up.
     pub fn resume_verbs(&mut self) -> Vec<(u32, String)> {
         self.verbs.resume(&mut self.ebpf)
+    }
+
+    /// How many functions of each of the kernel's RDMA modules are watched.
+    pub fn rdma_kernel_environment(&self) -> Option<Environment> {
+        self.rdma_kernel.environment()
+    }
+
+    /// What all calls of the kernel's RDMA functions, and commands to devices, add up to so far.
+    pub fn rdma_kernel_totals(&self) -> (Vec<RdmaSetupTotals>, Vec<RdmaCommandTotals>) {
+        self.rdma_kernel.totals(&self.ebpf)
     }
 
     /// Counts the calls of the marker function, which is entered at this offset of the file. `path` is opened as this

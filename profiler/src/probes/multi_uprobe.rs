@@ -115,16 +115,24 @@ impl MultiUprobe {
 
 /// The program's instructions, with the maps' descriptors in them and the functions it calls behind it.
 fn instructions(object: &[u8], name: &str, ebpf: &Ebpf) -> Result<Vec<bpf_insn>, String> {
+    Ok(function(object, name, ebpf)?.instructions)
+}
+
+/// The same, with what the kernel wants to know of its functions.
+pub(super) fn function(object: &[u8], name: &str, ebpf: &Ebpf) -> Result<aya_obj::Function, String> {
     let mut object = Object::parse(object).map_err(|error| error.to_string())?;
     object.programs.retain(|program, _| program == name);
     let key = object.programs.get(name).ok_or("missing in the eBPF object")?.function_key();
     let described = std::mem::take(&mut object.maps);
     let maps = described.iter().filter_map(|(name, map)| Some((name.as_str(), descriptor(ebpf, name)?, map)));
+    // A map without one would silently be replaced by another.
+    if let Some(gone) = described.keys().find(|name| descriptor(ebpf, name).is_none()) {
+        return Err(format!("the map {gone} was taken out before"));
+    }
     let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
     object.relocate_maps(maps, &text).map_err(|error| error.to_string())?;
     object.relocate_calls(&text).map_err(|error| error.to_string())?;
-    let function = object.functions.remove(&key).ok_or("the eBPF object has no code for it")?;
-    Ok(function.instructions)
+    object.functions.remove(&key).ok_or_else(|| "the eBPF object has no code for it".to_owned())
 }
 
 fn descriptor(ebpf: &Ebpf, name: &str) -> Option<RawFd> {

@@ -4,6 +4,7 @@ mod coverage;
 mod gpu;
 mod marker;
 mod place;
+mod rdma_kernel;
 mod verbs;
 
 use profiler_common::Call;
@@ -228,6 +229,8 @@ impl Collector {
                 self.verbs_event(&event);
             }
             Event::Marker(calls) => self.marker_called(calls),
+            Event::Setup(setup) => self.write(Record::RdmaSetup(setup)),
+            Event::DeviceEvent(event) => self.write(Record::RdmaDeviceEvent(event)),
             Event::Stack(raw) => {
                 let (id, kernel) = (raw.id, raw.kernel);
                 if self.symbols.name(raw) && !kernel {

@@ -86,6 +86,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
         verbose: options.verbose,
         net: options.net,
         dns: options.dns,
+        rdma_kernel: options.verbs.is_some(),
     })?;
     let targets = TargetSet::new(root.clone(), &asked_for, options.follow);
     let symbols = SymbolThread::start(probes.take_known_stacks())
@@ -122,6 +123,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     collector.look_at_sockets(true);
     watch(&mut probes, &root, &asked_for, options.follow)?;
     collector.attach_marker(&mut probes);
+    collector.write_rdma_kernel(&probes);
     if let Err(error) = probes.snapshot() {
         log::warn!("{error}");
     }

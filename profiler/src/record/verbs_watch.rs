@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use profiler_common::verbs::HIT_NS;
+
 use super::host::monotonic_ns;
 use super::reasons::Reasons;
 use super::verbs_budget::{Budget, Change};
@@ -16,9 +18,6 @@ use crate::trace::record::{Coverage, FamilyState, Record};
 
 mod setup;
 
-/// What the target loses for each time that it comes by a probe, nanoseconds: 2.6 µs were measured on plain hosts for
-/// a kernel uprobe, the record included.
-const HIT_NS: u64 = 2_600;
 /// Queue pairs that are told of, at most.
 const QUEUE_PAIRS_MAX: usize = 65536;
 /// Processes that are looked at, at most.
@@ -257,12 +256,7 @@ impl VerbsWatch {
             (false, true) => (FamilyState::Off, "no target has an RDMA device open".to_owned()),
             (false, false) => (FamilyState::Off, reasons.join("; ")),
         };
-        let mut rows = vec![row("verbs", state, reason)];
-        if !self.processes.is_empty() {
-            let reason = "the paths through ib_uverbs and the driver are not watched in this version";
-            rows.push(row("rdma_kernel", FamilyState::Off, reason.to_owned()));
-        }
-        rows
+        vec![row("verbs", state, reason)]
     }
 }
 
@@ -315,7 +309,7 @@ mod tests {
         asked.failures.add("libmlx5.so.1: something");
         asked.processes.insert(1, Watched { attached: false, ..watched() });
         let rows = asked.coverage();
-        assert_eq!((rows.len(), rows[0].state), (2, FamilyState::Off));
+        assert_eq!((rows.len(), rows[0].state), (1, FamilyState::Off));
         assert_eq!(rows[0].reason, "libmlx5.so.1: something");
         asked.processes.insert(2, watched());
         assert_eq!(asked.coverage()[0].state, FamilyState::Partial);

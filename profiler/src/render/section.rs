@@ -6,6 +6,7 @@ mod net;
 mod note_rows;
 mod path;
 mod queue;
+mod setup;
 mod stall;
 mod task;
 
@@ -33,6 +34,8 @@ pub(super) fn tables(analysis: &Analysis) -> Vec<Table> {
         net::hop_table(report),
         queue::queue_table(report),
         queue::counter_table(report),
+        setup::operation_table(report),
+        setup::command_table(report),
         task::thread_table(report),
     ];
     tables.retain(|table| !table.rows.is_empty());

@@ -12,6 +12,7 @@ pub mod kind;
 pub mod marker;
 pub mod place;
 pub mod rdma;
+pub mod rdma_setup;
 pub mod reader;
 pub mod record;
 mod sched_columns;

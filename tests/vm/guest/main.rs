@@ -3,9 +3,11 @@
 //! Prints a line for each assertion and the number of those that passed last; runs as root in a guest without anything else.
 
 mod rdma;
+mod rdma_setup;
 mod relay;
 mod rig;
 mod sockets;
+mod verbs_setup;
 
 use rig::Checks;
 
@@ -17,10 +19,15 @@ fn main() {
         sockets::receive(peer, times.parse().expect("a number"));
         return;
     }
+    if arguments.first().is_some_and(|name| name == "verbs-setup") {
+        verbs_setup::run();
+        return;
+    }
     let mut checks = Checks::default();
     doctor(&mut checks);
     sockets::check(&mut checks);
     rdma::check(&mut checks);
+    rdma_setup::check(&mut checks);
     checks.end();
 }
 

@@ -36,6 +36,7 @@ mod net_silent;
 mod numa;
 mod pcie;
 mod rdma;
+mod rdma_setup;
 mod resolver;
 mod tcp;
 #[cfg(test)]
@@ -90,6 +91,7 @@ pub fn find(
     tcp::find(&scene, &mut kept);
     kept.extend(net::find(&scene));
     kept.extend(rdma::find(&scene));
+    kept.extend(rdma_setup::find(&scene));
     kept.extend(counters::find(&scene));
     kept.extend(pcie::find(&scene));
     kept.extend(numa::find(&scene));

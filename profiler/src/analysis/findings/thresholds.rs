@@ -155,6 +155,12 @@ pub struct Rdma {
     pub counter_errors: u64,
     /// … and of all of a port for each second, from which on also counters that load alone can move are a warning.
     pub counter_errors_per_second: f64,
+    /// `rdma.registration_slow`: time of all registrations of a process.
+    #[serde(with = "span")]
+    pub registration_stall: Duration,
+    /// From this part of it on pinning, or the device, is named as what takes the time.
+    #[serde(with = "ratio")]
+    pub registration_part: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -226,6 +232,8 @@ impl Default for Rdma {
             queue_stall: Duration::from_millis(20),
             counter_errors: 1,
             counter_errors_per_second: 10.0,
+            registration_stall: Duration::from_millis(100),
+            registration_part: 0.5,
         }
     }
 }

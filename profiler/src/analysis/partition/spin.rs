@@ -64,7 +64,7 @@ pub(super) fn partition(context: &Context, track: &ThreadTrack, taken: &Taken, r
     result.idle_ns += total(&looking_idly) - idly_unlooked_ns + total(&idle_naps);
 
     let awake_ns = total(&free_of(&looking, &asleep));
-    result.spin_ns = awake_ns.saturating_sub(unlooked_ns + idly_unlooked_ns + worked_ns);
+    result.spin_ns += awake_ns.saturating_sub(unlooked_ns + idly_unlooked_ns + worked_ns);
 }
 
 /// All time in which one of them is awaited.

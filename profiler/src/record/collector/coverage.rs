@@ -34,6 +34,7 @@ impl Collector {
         for count in probes.call_counts() {
             self.write(Record::CallCount(count));
         }
+        self.write_rdma_totals(probes);
         let mut losses = probes.losses();
         let refused = self.symbols.refused() + self.held.dropped_stacks();
         if refused > 0 {

@@ -23,6 +23,7 @@ mod late;
 mod net;
 mod net_ends;
 mod place;
+mod rdma_setup;
 mod tcp;
 
 fn report(duration_ns: u64) -> Report {
