@@ -52,7 +52,7 @@ pub enum Event {
     RdmaPost(RdmaPost, u64),
     RdmaCompletion(RdmaCompletion),
     RdmaEntry(RdmaEntry),
-    RdmaSetup(RdmaSetup),
+    VerbsSetup(VerbsSetup),
     RdmaImage(Box<QueueImage>),
     /// Where an earlier post went.
     RdmaAnchor(RdmaAnchor),
@@ -77,7 +77,7 @@ pub struct QueueImage {
 
 /// A call that sets up something of verbs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RdmaSetup {
+pub struct VerbsSetup {
     pub time_ns: u64,
     pub pid: u32,
     pub tid: u32,
@@ -122,7 +122,7 @@ impl Event {
             Event::RdmaPost(post, _) => Some(post.time_ns),
             Event::RdmaCompletion(completion) => Some(completion.time_ns),
             Event::RdmaEntry(entry) => Some(entry.time_ns),
-            Event::RdmaSetup(setup) => Some(setup.time_ns),
+            Event::VerbsSetup(setup) => Some(setup.time_ns),
             Event::Marker(calls) => Some(calls.start_ns),
             Event::Setup(setup) => Some(setup.start_ns),
             Event::DeviceEvent(event) => Some(event.time_ns),

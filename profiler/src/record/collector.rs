@@ -223,7 +223,7 @@ impl Collector {
             Event::RdmaPost(..)
             | Event::RdmaCompletion(_)
             | Event::RdmaEntry(_)
-            | Event::RdmaSetup(_)
+            | Event::VerbsSetup(_)
             | Event::RdmaAnchor(_)
             | Event::RdmaImage(_) => {
                 self.verbs_event(&event);

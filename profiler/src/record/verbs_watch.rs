@@ -8,7 +8,7 @@ use super::host::monotonic_ns;
 use super::reasons::Reasons;
 use super::verbs_budget::{Budget, Change};
 use crate::probes::ProbeSet;
-use crate::probes::event::RdmaSetup;
+use crate::probes::event::VerbsSetup;
 use crate::target::ProcRoot;
 use crate::target::maps::FileId;
 use crate::target::verbs::library::Library;
@@ -57,7 +57,7 @@ pub(super) struct VerbsWatch {
     libraries: Vec<(FileId, Library)>,
     /// That of this machine is among them, if there is one.
     prepared: bool,
-    setups: Vec<RdmaSetup>,
+    setups: Vec<VerbsSetup>,
 }
 
 impl VerbsWatch {

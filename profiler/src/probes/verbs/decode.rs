@@ -2,7 +2,7 @@
 
 use profiler_common::verbs::{IMAGE_WORDS, SETUP_MASK_PEER, SETUP_MASK_STATE, SETUP_MASK_VECTOR, SETUP_QP};
 
-use crate::probes::event::{AddressVector, Event, PairSetup, QueueImage, RdmaSetup};
+use crate::probes::event::{AddressVector, Event, PairSetup, QueueImage, VerbsSetup};
 use crate::probes::fields::Fields;
 use crate::trace::rdma::{RdmaCompletion, RdmaEntry, RdmaPost};
 
@@ -49,7 +49,7 @@ pub(in crate::probes) fn setup(fields: &mut Fields<'_>) -> Option<Event> {
         vector: asked(SETUP_MASK_VECTOR).then_some(vector),
     };
     let pair = (what == SETUP_QP).then_some(pair);
-    Some(Event::RdmaSetup(RdmaSetup { time_ns, pid, tid, address, pair }))
+    Some(Event::VerbsSetup(VerbsSetup { time_ns, pid, tid, address, pair }))
 }
 
 pub(in crate::probes) fn image(fields: &mut Fields<'_>) -> Option<Event> {
@@ -163,7 +163,7 @@ mod tests {
             peer_gid: [9; 16],
         };
         let setup = |record: &VerbsSetupRecord| match decode(&bytes(record)) {
-            Ok(Event::RdmaSetup(setup)) => setup,
+            Ok(Event::VerbsSetup(setup)) => setup,
             other => panic!("{other:?}"),
         };
         let one = setup(&record);

@@ -32,7 +32,7 @@ impl Collector {
                 self.totals.events += 1;
                 self.write(Record::RdmaEntry(*entry));
             }
-            Event::RdmaSetup(setup) => self.verbs.note_setup(*setup),
+            Event::VerbsSetup(setup) => self.verbs.note_setup(*setup),
             Event::RdmaAnchor(anchor) => self.write(Record::RdmaAnchor(*anchor)),
             // Images stay with the probes.
             _ => {}

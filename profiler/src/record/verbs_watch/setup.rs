@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use super::{Record, VerbsWatch, Watched, window};
 use crate::probes::ProbeSet;
-use crate::probes::event::{AddressVector, PairSetup, RdmaSetup};
+use crate::probes::event::{AddressVector, PairSetup, VerbsSetup};
 use crate::record::host::monotonic_ns;
 use crate::target::verbs::{self, Functions, Verbs, counters, library, resource};
 use crate::trace::rdma::{RdmaBirth, RdmaPeer};
@@ -42,7 +42,7 @@ impl VerbsWatch {
         }
     }
 
-    pub fn note_setup(&mut self, setup: RdmaSetup) {
+    pub fn note_setup(&mut self, setup: VerbsSetup) {
         if self.setups.len() < SETUPS_MAX {
             self.setups.push(setup);
         }
@@ -101,7 +101,7 @@ impl VerbsWatch {
 
     fn set_up_pair(
         &mut self,
-        setup: &RdmaSetup,
+        setup: &VerbsSetup,
         pair: PairSetup,
         records: &mut Vec<Record>,
         probes: &mut ProbeSet,
@@ -196,7 +196,7 @@ pub(super) fn older_peers(pid: u32, found: &verbs::Found, time_ns: u64) -> Vec<R
 }
 
 /// Where the queue pair leads to, as far as the call says.
-fn peer(setup: &RdmaSetup, pair: PairSetup, device: &str) -> Option<RdmaPeer> {
+fn peer(setup: &VerbsSetup, pair: PairSetup, device: &str) -> Option<RdmaPeer> {
     let local = |vector: &AddressVector| {
         counters::gid(&counters::folder(), device, vector.port.into(), vector.gid_index.into())
     };
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_peer_is_told_where_the_call_names_one() {
-        let setup = RdmaSetup { time_ns: 5, pid: 7, ..RdmaSetup::default() };
+        let setup = VerbsSetup { time_ns: 5, pid: 7, ..VerbsSetup::default() };
         let pair = PairSetup { number: 9, state: Some(1), ..PairSetup::default() };
         assert_eq!(peer(&setup, pair, "none0"), None);
         let vector = AddressVector { gid: Some([1; 16]), port: 1, ..AddressVector::default() };
