@@ -170,6 +170,7 @@ fn forbids_all(root: &ProcRoot) -> bool {
 }
 
 /// Where the agent's library of this name lies.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "nothing is loaded there"))]
 pub(super) fn agent(root: &ProcRoot, pid: u32, image: &str) -> Result<Option<u64>, AgentError> {
     let maps = maps::mappings(root, pid)?;
     let found = maps

@@ -6,13 +6,21 @@
 
 pub mod check;
 pub mod error;
+#[cfg(target_arch = "x86_64")]
+pub mod load;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "load_elsewhere.rs"]
 pub mod load;
 #[cfg(test)]
 mod needs;
+#[cfg(target_arch = "x86_64")]
 mod remote;
 pub mod ring;
+#[cfg(target_arch = "x86_64")]
 mod safe_point;
+#[cfg(target_arch = "x86_64")]
 mod tracee;
+#[cfg(target_arch = "x86_64")]
 mod way_back;
 
 pub use error::AgentError;
@@ -20,4 +28,5 @@ pub use load::{Loaded, load};
 pub use profiler_common::agent::State;
 
 /// The library, as `cargo xtask build` made it; empty where it did not.
+#[cfg(target_arch = "x86_64")]
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so"));
