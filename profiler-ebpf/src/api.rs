@@ -12,7 +12,7 @@ use profiler_common::call::ApiArgument;
 use profiler_common::record::{ApiRecord, Header, RecordKind};
 use profiler_common::{Api, Loss};
 
-use crate::regs::RETURN_ON_STACK;
+use crate::regs::{RETURN_ON_STACK, stack_pointer};
 use crate::thread::{self, Thread};
 use crate::user_memory::{Current, UserMemory};
 use crate::{emit, maps};
@@ -54,20 +54,6 @@ pub fn current<M: UserMemory>(thread: &mut Thread, sp: u64, memory: M) -> u32 {
         thread.api = 0;
     }
     thread.api
-}
-
-#[cfg(bpf_target_arch = "x86_64")]
-#[inline(always)]
-fn stack_pointer(ctx: &ProbeContext) -> u64 {
-    // SAFETY: the program's own context.
-    unsafe { (*ctx.regs).rsp }
-}
-
-#[cfg(bpf_target_arch = "aarch64")]
-#[inline(always)]
-fn stack_pointer(ctx: &ProbeContext) -> u64 {
-    // SAFETY: the program's own context, of which the kernel shows the head as `user_pt_regs`.
-    unsafe { (*ctx.regs.cast::<aya_ebpf::bindings::user_pt_regs>()).sp }
 }
 
 #[inline(always)]

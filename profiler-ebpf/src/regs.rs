@@ -1,7 +1,10 @@
-//! User-mode registers as the kernel saved them at the system call, for each architecture.
+//! User-mode registers as the kernel saved them, at a system call and at a probe, and all else in which architectures
+//! differ.
 
 #[cfg(bpf_target_arch = "x86_64")]
 mod arch {
+    use aya_ebpf::programs::ProbeContext;
+
     /// The head of `struct pt_regs`.
     #[repr(C)]
     pub struct Regs {
@@ -57,10 +60,42 @@ mod arch {
             self.rbp
         }
     }
+
+    /// Of a thread at a probed instruction.
+    #[inline(always)]
+    pub fn stack_pointer(ctx: &ProbeContext) -> u64 {
+        // SAFETY: the program's own context.
+        unsafe { (*ctx.regs).rsp }
+    }
+
+    /// General registers by the numbers that instructions have for them.
+    #[inline(always)]
+    pub fn register(ctx: &ProbeContext, number: u64) -> Option<u64> {
+        // Each is loaded by itself: the verifier takes no register whose place is computed.
+        macro_rules! load {
+            ($($number:literal => $name:ident,)*) => {{
+                // SAFETY: members of the program's own context.
+                let values = unsafe { [$(core::ptr::read_volatile(&raw const (*ctx.regs).$name),)*] };
+                let mut wanted = None;
+                for (at, other) in [$($number,)*].into_iter().enumerate() {
+                    if other == number {
+                        wanted = values.get(at).copied();
+                    }
+                }
+                wanted
+            }};
+        }
+        load! {
+            0 => rax, 1 => rcx, 2 => rdx, 3 => rbx, 5 => rbp, 6 => rsi, 7 => rdi, 8 => r8, 9 => r9, 10 => r10, 11 => r11,
+            12 => r12, 13 => r13, 14 => r14, 15 => r15,
+        }
+    }
 }
 
 #[cfg(bpf_target_arch = "aarch64")]
 mod arch {
+    use aya_ebpf::programs::ProbeContext;
+
     /// The head of `struct pt_regs`.
     #[repr(C)]
     pub struct Regs {
@@ -104,9 +139,22 @@ mod arch {
             self.x[29]
         }
     }
+
+    /// Of a thread at a probed instruction.
+    #[inline(always)]
+    pub fn stack_pointer(ctx: &ProbeContext) -> u64 {
+        // SAFETY: the program's own context, of which the kernel shows the head as `user_pt_regs`.
+        unsafe { (*ctx.regs.cast::<aya_ebpf::bindings::user_pt_regs>()).sp }
+    }
+
+    /// Nothing asks for one: queue pairs are found by x86-64 instructions alone.
+    #[inline(always)]
+    pub fn register(_: &ProbeContext, _: u64) -> Option<u64> {
+        None
+    }
 }
 
-pub use arch::{RETURN_ON_STACK, Regs};
+pub use arch::{RETURN_ON_STACK, Regs, register, stack_pointer};
 
 /// What an unwinder starts from.
 #[derive(Clone, Copy)]

@@ -14,6 +14,7 @@ use profiler_common::verbs::{
     VerbsCompletionRecord, VerbsImageRecord, VerbsPostRecord, VerbsQpKey,
 };
 
+use crate::regs::register;
 use crate::repeat::{DONE, ON, repeat};
 use crate::user_memory::{Current, UserMemory};
 use crate::{emit, maps};
@@ -182,34 +183,4 @@ pub fn verbs_complete(ctx: ProbeContext) -> u32 {
     };
     emit::record(&record, Loss::VerbsRing);
     0
-}
-
-/// General registers by the numbers that instructions have for them.
-#[cfg(bpf_target_arch = "x86_64")]
-#[inline(always)]
-fn register(ctx: &ProbeContext, number: u64) -> Option<u64> {
-    // Each is loaded by itself: the verifier takes no register whose place is computed.
-    macro_rules! load {
-        ($($number:literal => $name:ident,)*) => {{
-            // SAFETY: members of the program's own context.
-            let values = unsafe { [$(core::ptr::read_volatile(&raw const (*ctx.regs).$name),)*] };
-            let mut wanted = None;
-            for (at, other) in [$($number,)*].into_iter().enumerate() {
-                if other == number {
-                    wanted = values.get(at).copied();
-                }
-            }
-            wanted
-        }};
-    }
-    load! {
-        0 => rax, 1 => rcx, 2 => rdx, 3 => rbx, 5 => rbp, 6 => rsi, 7 => rdi, 8 => r8, 9 => r9, 10 => r10, 11 => r11,
-        12 => r12, 13 => r13, 14 => r14, 15 => r15,
-    }
-}
-
-#[cfg(not(bpf_target_arch = "x86_64"))]
-#[inline(always)]
-fn register(_: &ProbeContext, _: u64) -> Option<u64> {
-    None
 }

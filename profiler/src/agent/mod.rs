@@ -8,15 +8,24 @@
 pub mod check;
 pub mod error;
 pub mod forks;
+#[cfg(target_arch = "x86_64")]
 mod image;
+#[cfg(target_arch = "x86_64")]
+pub mod load;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "load_elsewhere.rs"]
 pub mod load;
 #[cfg(test)]
 mod needs;
+#[cfg(target_arch = "x86_64")]
 mod remote;
 pub mod ring;
+#[cfg(target_arch = "x86_64")]
 mod safe_point;
 mod seccomp;
+#[cfg(target_arch = "x86_64")]
 mod tracee;
+#[cfg(target_arch = "x86_64")]
 mod way_back;
 
 pub use error::AgentError;
@@ -25,7 +34,11 @@ pub use profiler_common::agent::State;
 pub use seccomp::Objection;
 
 /// The library, as `cargo xtask build` made it; empty where it did not.
+#[cfg(target_arch = "x86_64")]
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so"));
+/// There is none for other machines.
+#[cfg(not(target_arch = "x86_64"))]
+static LIBRARY: &[u8] = &[];
 
 /// The library as a file; `None` where this program was built without it.
 pub fn library() -> Option<&'static [u8]> {

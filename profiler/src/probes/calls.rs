@@ -10,7 +10,7 @@ pub const RESTART: u16 = profiler_common::call::RESTART_CALL;
 /// Pairs of the kernel's number and ours. A call that the architecture lacks (`poll` on aarch64) is left out.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn numbers() -> Vec<(u32, u16)> {
-    let mut numbers: Vec<(i64, u16)> = vec![
+    let numbers: Vec<(i64, u16)> = vec![
         (libc::SYS_connect, Call::Connect as u16),
         (libc::SYS_sendto, Call::Sendto as u16),
         (libc::SYS_sendmsg, Call::Sendmsg as u16),
@@ -37,14 +37,19 @@ pub fn numbers() -> Vec<(u32, u16)> {
         (libc::SYS_splice, Call::Splice as u16),
         (libc::SYS_restart_syscall, RESTART),
     ];
-    #[cfg(target_arch = "x86_64")]
-    numbers.extend([
-        (libc::SYS_poll, Call::Poll as u16),
-        (libc::SYS_select, Call::Select as u16),
-        (libc::SYS_epoll_wait, Call::EpollWait as u16),
-    ]);
-    numbers.into_iter().filter_map(|(number, call)| Some((u32::try_from(number).ok()?, call))).collect()
+    let numbers = numbers.into_iter().chain(OWN.iter().copied());
+    numbers.filter_map(|(number, call)| Some((u32::try_from(number).ok()?, call))).collect()
 }
+
+/// Calls that not every architecture has.
+#[cfg(target_arch = "x86_64")]
+const OWN: &[(i64, u16)] = &[
+    (libc::SYS_poll, Call::Poll as u16),
+    (libc::SYS_select, Call::Select as u16),
+    (libc::SYS_epoll_wait, Call::EpollWait as u16),
+];
+#[cfg(target_arch = "aarch64")]
+const OWN: &[(i64, u16)] = &[];
 
 /// Whether the call is watched for the sockets that it may be about.
 pub fn is_of_sockets(call: u16) -> bool {

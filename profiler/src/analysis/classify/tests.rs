@@ -114,7 +114,7 @@ fn a_unix_socket_inside_of_a_resolver_function_is_a_name_service_s() {
         api: Api::Getaddrinfo,
         api_start_ns: 900,
         ret,
-        ..wait(call, 1000, 1100, vec![unix("/run/sss/pipes/nss")])
+        ..wait(call, 1100, 1400, vec![unix("/run/sss/pipes/nss")])
     };
     assert_eq!(of(inside(Call::Read, 0)), stall(Cause::DnsResolve));
     // Nobody listens there, or it is over.

@@ -23,7 +23,7 @@ fn open(name: &str, layer: Layer) -> io::Result<File> {
     // The last byte stays 0.
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name.iter_mut().take(room).zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     let kind = match layer {
         Layer::Ip => libc::IFF_TUN,

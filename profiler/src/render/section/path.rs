@@ -13,13 +13,13 @@ const MOST: usize = 4;
 const LONGEST: usize = 48;
 
 /// What every program starts with, and what runtimes put between two functions of a program.
-const BORING: [&str; 30] = [
+const BORING: [&str; 28] = [
     "_start",
-    "__libc_start",
-    "__libc_start_call_main",
     "start_thread",
-    "__clone",
     "clone3",
+    // What libc calls its functions inside, and what of Rust starts a program.
+    "__",
+    "futex_",
     "std::rt::",
     "std::sys::",
     "std::panic",
@@ -31,7 +31,6 @@ const BORING: [&str; 30] = [
     "core::ops::",
     "core::",
     "alloc::",
-    "__rust_",
     "rust_",
     "_Py",
     "Py",
@@ -161,6 +160,8 @@ mod tests {
         assert_eq!(path("", "recvfrom", &stack), "main → gather → recv");
         let inner = [("main", "job"), ("getaddrinfo", "libc.so.6"), ("poll", "libc.so.6")];
         assert_eq!(path("getaddrinfo", "poll", &inner), "main → getaddrinfo");
+        let lock = [("main", "job"), ("pthread_mutex_lock", "libc.so.6"), ("__lll_lock_wait", "libc.so.6")];
+        assert_eq!(path("", "futex", &lock), "main → pthread_mutex_lock → futex");
     }
 
     #[test]

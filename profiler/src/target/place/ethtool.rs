@@ -115,7 +115,7 @@ fn ask(netdev: &str, buffer: &mut [u64]) -> Option<()> {
     // SAFETY: an all-zero `ifreq` is a valid value of a plain C structure.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(netdev.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_data = buffer.as_mut_ptr().cast();
     // SAFETY: `request` and the buffer that it points to live for the whole call. The kernel writes at most what the
