@@ -1,6 +1,9 @@
 //! `record --marker`: calls of a function of the target, and a diff by them.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use stallscope_tests::{Peer, Program, RecordedTrace, Recorder, require_root, stallscope};
@@ -33,7 +36,11 @@ fn recorded(peer: &Peer) -> Run {
 }
 
 fn exported(trace: &RecordedTrace) -> Vec<Value> {
-    let output = stallscope(&["export", &trace.path.to_string_lossy(), "--format", "json"]);
+    exported_from(&trace.path)
+}
+
+fn exported_from(trace: &Path) -> Vec<Value> {
+    let output = stallscope(&["export", &trace.to_string_lossy(), "--format", "json"]);
     let document: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
     document["records"].as_array().expect("records").clone()
 }
@@ -103,4 +110,74 @@ fn a_command_is_counted_from_its_first_call() {
     let calls = exported(&trace);
     let calls = calls.iter().filter(|record| record["kind"] == "marker_calls");
     assert_eq!(calls.map(|call| call["calls"].as_u64().unwrap()).sum::<u64>(), 20);
+}
+
+/// Compiles `programs/markers.c` to a file of the folder.
+fn compile(flags: &[&str], folder: &Path, name: &str) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/markers.c");
+    let built = folder.join(name);
+    let status = Command::new("cc").arg("-O1").args(flags).arg(source).arg("-o").arg(&built).status();
+    assert!(status.expect("starts cc").success());
+    built.to_string_lossy().into_owned()
+}
+
+/// Calls by process.
+fn calls_of(records: &[Value]) -> BTreeMap<u64, u64> {
+    let mut calls = BTreeMap::new();
+    for record in records.iter().filter(|record| record["kind"] == "marker_calls") {
+        *calls.entry(record["pid"].as_u64().unwrap()).or_default() += record["calls"].as_u64().unwrap();
+    }
+    calls
+}
+
+#[test]
+fn a_library_that_is_loaded_late_has_its_marker_counted() {
+    require_root();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let text = |name: &str| file(name).to_string_lossy().into_owned();
+    let program = compile(&["-ldl"], folder.path(), "program");
+    let library = compile(&["-shared", "-fPIC", "-DLIBRARY"], folder.path(), "liblate.so");
+    let (go, stop, count) = (text("go"), text("stop"), text("count"));
+    let trace = file("run.stall");
+    let recorder = Recorder::new().args(&["--marker", "liblate.so:library_step"]).output(&trace);
+    let recording = recorder.command(&[&program, "load", &library, &go, &stop, &count]).start();
+    // Later than the looks that follow the start of a process.
+    std::thread::sleep(Duration::from_secs(3));
+    std::fs::write(&go, "").unwrap();
+    let patience = Instant::now() + Duration::from_mins(1);
+    while calls_of(&exported_from(&trace)).is_empty() {
+        assert!(Instant::now() < patience, "the library's function was not found");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    std::fs::write(&stop, "").unwrap();
+    let records = exported(&recording.wait());
+    let made: u64 = std::fs::read_to_string(&count).unwrap().parse().unwrap();
+    let calls = calls_of(&records);
+    let seen: u64 = calls.values().sum();
+    assert!(calls.len() == 1 && seen >= 1 && seen <= made, "{calls:?} of {made}");
+    let function = records.iter().find(|record| record["kind"] == "marker_function").expect("the function");
+    assert_eq!((&function["function"], &function["module"]), (&"library_step".into(), &"liblate.so".into()));
+}
+
+#[test]
+fn calls_of_several_processes_that_are_too_fast_to_be_told_one_by_one_are_all_counted() {
+    const PROCESSES: usize = 3;
+    const CALLS: u64 = 200_000;
+    require_root();
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&["-ldl"], folder.path(), "program");
+    let recorder = Recorder::new().args(&["--marker", "program_step"]);
+    let (processes, count) = (PROCESSES.to_string(), CALLS.to_string());
+    let trace = recorder.command(&[&program, "processes", &processes, &count]).launch().wait();
+    let records = exported(&trace);
+    let calls = calls_of(&records);
+    assert_eq!(calls.values().copied().collect::<Vec<_>>(), [CALLS; PROCESSES]);
+    // A processor that is shared by many may hold them back below that rate for a while, but not all of them.
+    let told = records.iter().filter(|record| record["kind"] == "marker_calls").count() as u64;
+    assert!(told < PROCESSES as u64 * CALLS / 10, "{told} records");
+    let report = trace.report();
+    let rows = report["coverage"]["probes"].as_array().expect("probes");
+    let row = rows.iter().find(|row| row["family"] == "marker").expect("a row");
+    assert!(row["reason"].as_str().unwrap().contains("came faster than 10000 a second"), "{row}");
 }

@@ -95,7 +95,9 @@ impl MarkerWatch {
             finder.in_program(program)
         } else {
             let pids = if follow { with_descendants(root, asked_for) } else { asked_for.to_vec() };
-            pids.iter().for_each(|pid| again.add(*pid));
+            for pid in &pids {
+                again.add(*pid);
+            }
             finder.in_processes(&pids)
         };
         let places = places.map_err(Box::new)?;

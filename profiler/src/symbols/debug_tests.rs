@@ -52,6 +52,32 @@ fn without_debug_information_inlined_functions_are_not_told() {
     assert_eq!(own_frames(program.pid()), ["called", "main"]);
 }
 
+#[test]
+fn debug_information_that_is_elsewhere_leaves_the_names_of_the_symbol_table() {
+    // In `.dwo` files.
+    for form in [&["-gdwarf-5", "-gsplit-dwarf"][..], &["-gdwarf-4", "-gsplit-dwarf"]] {
+        let program = Program::start("inlined.c", &with(form, &[]));
+        assert_eq!(own_frames(program.pid()), ["called", "main"], "{form:?}");
+    }
+}
+
+#[test]
+fn a_link_to_a_supplementary_file_does_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = compile(folder.path(), "inlined.c", &with(&["-gdwarf-5"], &[]));
+    let expected = look_everywhere(&parse(&path));
+    assert!(expected.iter().any(|names| !names.is_empty()));
+    let link = folder.path().join("link");
+    // A name without an end, one that leads elsewhere, and nothing at all.
+    for content in [&[b'x'; 5000][..], b"../../etc/passwd\0\x01\x02", b""] {
+        std::fs::write(&link, content).unwrap();
+        let linked = folder.path().join("linked");
+        let add = format!(".gnu_debugaltlink={}", link.display());
+        run(Command::new("objcopy").args(["--add-section", &add]).arg(&path).arg(&linked));
+        assert_eq!(look_everywhere(&parse(&linked)), expected);
+    }
+}
+
 fn parse(path: &Path) -> Elf {
     Elf::parse(Source::open(path).unwrap().0).unwrap()
 }

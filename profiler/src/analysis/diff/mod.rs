@@ -48,7 +48,7 @@ pub fn profile_of(mut model: Model, state: TraceState, progress: OnProgress<'_>)
     let prepared = |(thread, portion): (usize, packed::Portion)| {
         let (track, _) = model.portion(model.threads.get(thread)?, &portion);
         let part = partition(&context, &track);
-        Some(Portion::of(&model, &course, &connects, &track, part))
+        Some(Portion::of(&model, &course, &connects, &track, &part))
     };
     let portions = model.portions();
     let (mut done, all) = (0, portions.len() as u64);
@@ -112,8 +112,11 @@ fn total(side: &[Series]) -> f64 {
 
 fn both_stacks(before: &[Profile], after: &[Profile], peers: &PeerNames<'_>) -> Sides {
     let mut sides = Sides::default();
-    before.iter().for_each(|profile| profile.add_stacks(peers, stacks::Side::Before, &mut sides));
-    after.iter().for_each(|profile| profile.add_stacks(peers, stacks::Side::After, &mut sides));
+    for (side, profiles) in [(stacks::Side::Before, before), (stacks::Side::After, after)] {
+        for profile in profiles {
+            profile.add_stacks(peers, side, &mut sides);
+        }
+    }
     sides
 }
 

@@ -72,7 +72,7 @@ impl Portion {
         course: &Course,
         connects: &Connects,
         track: &ThreadTrack,
-        part: ThreadPartition,
+        part: &ThreadPartition,
     ) -> Portion {
         let mut portion = Portion { pid: track.pid, tid: track.tid, ..Portion::default() };
         let mut counted = vec![false; track.waits.len()];

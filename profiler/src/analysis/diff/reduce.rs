@@ -294,6 +294,8 @@ fn round_trips(model: &Model, course: &Course, places: &mut Places) -> BTreeMap<
             places,
         );
     }
-    hops.values_mut().for_each(|durations| durations.finish(places));
+    for durations in hops.values_mut() {
+        durations.finish(places);
+    }
     hops
 }

@@ -62,14 +62,14 @@ pub struct Places(usize);
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Place {
     slice: u8,
-    place: u16,
+    step: u16,
     count: u64,
     sum: u64,
 }
 
 impl Place {
     fn key(&self) -> u32 {
-        u32::from(self.slice) << 16 | u32::from(self.place)
+        u32::from(self.slice) << 16 | u32::from(self.step)
     }
 
     fn take_in(&mut self, other: &Place) {
@@ -94,7 +94,7 @@ impl Durations {
     /// `places` bounds the memory of all durations of a recording together. [`Durations::finish`] comes after the last.
     pub fn add(&mut self, slice: u8, value_ns: u64, places: &mut Places) {
         self.count += 1;
-        self.fresh.push(Place { slice, place: place(value_ns), count: 1, sum: value_ns });
+        self.fresh.push(Place { slice, step: place(value_ns), count: 1, sum: value_ns });
         if self.fresh.len() >= FRESH_MAX {
             self.sort_in(places);
         }
@@ -159,9 +159,9 @@ fn merged(known: &[Place], more: &[Place], mut free: usize) -> Vec<Place> {
 /// Median of all durations of several recordings; `None` without any.
 pub fn median<'d>(all: impl Iterator<Item = &'d Durations>) -> Option<f64> {
     let mut places: Vec<Place> = all.flat_map(|one| &one.sorted).copied().collect();
-    places.sort_unstable_by_key(|place| place.place);
+    places.sort_unstable_by_key(|place| place.step);
     places.dedup_by(|next, kept| {
-        let is_same = next.place == kept.place;
+        let is_same = next.step == kept.step;
         if is_same {
             kept.take_in(next);
         }
@@ -271,12 +271,13 @@ mod tests {
             *entry = (entry.0 + 1, entry.1 + value);
         }
         durations.finish(&mut places);
-        let told = durations.sorted.iter().map(|one| ((one.slice, one.place), (one.count, one.sum)));
+        let told = durations.sorted.iter().map(|one| ((one.slice, one.step), (one.count, one.sum)));
         assert_eq!(told.collect::<Vec<_>>(), plain.into_iter().collect::<Vec<_>>());
         assert_eq!(places.0, durations.sorted.len());
         let mut twice = durations.clone();
         twice.merge(&durations);
         assert_eq!(twice.sorted.len(), durations.sorted.len());
-        assert_eq!(twice.medians().0, durations.medians().0);
+        let bits = |one: &Durations| one.medians().0.map(f64::to_bits);
+        assert_eq!(bits(&twice), bits(&durations));
     }
 }

@@ -60,15 +60,11 @@ impl<'a> StackFolder<'a> {
     pub fn leaf_of(&mut self, tree: &mut FrameTree, stall: &'a Stall) -> NodeId {
         let task = self.task(tree, stall);
         let calls = self.calls(tree, stall);
-        let stack = match self.stacks.get(&(task, calls)) {
-            Some(known) => *known,
-            None => {
-                let names = self.call_names.get(calls as usize).map_or(&[][..], |names| names);
-                let node = names.iter().fold(task, |node, name| tree.child(node, *name));
-                self.stacks.insert((task, calls), node);
-                node
-            }
-        };
+        let names = self.call_names.get(calls as usize).map_or(&[][..], |names| names);
+        let stack = *self
+            .stacks
+            .entry((task, calls))
+            .or_insert_with(|| names.iter().fold(task, |node, name| tree.child(node, *name)));
         let leaf = self.leaf(tree, stall);
         tree.child(stack, leaf)
     }
