@@ -130,6 +130,8 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     let start_ns = host::monotonic_ns();
     let window = Window { start_ns, end_ns: 0, min_stall_ns: nanos(options.min_stall) };
     collector.write(Record::Window(window));
+    // At once, as at the end: what the kernel adds to its account before the first look and after the last one is missing.
+    collector.write_thread_times();
     probes.begin_samples();
     collector.begin_looks();
     collector.refresh_targets(&mut probes);
@@ -339,9 +341,9 @@ fn finish(
     reason: StopReason,
     command: Option<RunningCommand>,
 ) -> Recording {
-    collector.write_thread_times();
     collector.look_at_python();
     let end_ns = host::monotonic_ns();
+    collector.write_thread_times();
     let failed = collector.finish_probes(&mut probes, end_ns);
     if let Some(error) = failed {
         log::warn!("{error}");
