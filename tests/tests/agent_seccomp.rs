@@ -13,8 +13,11 @@ fn container() -> PathBuf {
 
 /// `struct sock_filter`.
 fn op(code: u16, jt: u8, jf: u8, k: u32) -> [u8; 8] {
-    let ([a, b], [c, d, e, f]) = (code.to_ne_bytes(), k.to_ne_bytes());
-    [a, b, jt, jf, c, d, e, f]
+    let mut bytes = [0; 8];
+    bytes[..2].copy_from_slice(&code.to_ne_bytes());
+    bytes[2..4].copy_from_slice(&[jt, jf]);
+    bytes[4..].copy_from_slice(&k.to_ne_bytes());
+    bytes
 }
 
 const KILL_PROCESS: u32 = 0x8000_0000;
