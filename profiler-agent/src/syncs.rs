@@ -21,9 +21,7 @@ pub unsafe fn turn_on(cupti: &Cupti) {
     let mut before = 0;
     // SAFETY: CUPTI's functions with arguments of their types; `before` is written while the call lasts.
     unsafe {
-        if (cupti.thread_ids)(&raw mut before) != SUCCESS
-            || (cupti.use_thread_ids)(KERNEL_S_IDS) != SUCCESS
-        {
+        if (cupti.thread_ids)(&raw mut before) != SUCCESS || (cupti.use_thread_ids)(KERNEL_S_IDS) != SUCCESS {
             return;
         }
         BEFORE.store(before.wrapping_add(1), Ordering::Relaxed);

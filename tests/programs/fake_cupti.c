@@ -42,6 +42,13 @@ static uint64_t now(void) {
     return stamp ? stamp() : t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
+// The GPU's own clock, whatever clock the recorder brings.
+static uint64_t gpu_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
 static uint8_t *room(size_t size) {
     if (open_buffer.at && open_buffer.used + size > open_buffer.size) {
         if (full_count < 64) full[full_count++] = open_buffer;
@@ -68,7 +75,8 @@ void fake_run(const char *name, uint64_t bytes, uint32_t stream, uint64_t queue,
     pthread_mutex_lock(&lock);
     uint64_t begun = now();
     uint32_t id = (uint32_t)++correlation;
-    if (busy_until < begun + queue + duration) busy_until = begun + queue + duration;
+    uint64_t done = gpu_now() + queue + duration;
+    if (busy_until < done) busy_until = done;
     uint8_t *at;
     if (name && kernels && (at = room(208))) {
         put32(at, 0, KERNEL); put64(at, 16, begun + queue); put64(at, 24, begun + queue + duration);
@@ -94,9 +102,9 @@ __attribute__((noinline)) uint32_t cudaStreamSynchronize(int asleep) {
     uint64_t begun = now(), until = busy_until;
     pthread_mutex_unlock(&lock);
     if (asleep)
-        while (now() < until) poll(0, 0, (int)((until - now()) / 1000000) + 1);
+        for (uint64_t at; (at = gpu_now()) < until;) poll(0, 0, (int)((until - at) / 1000000) + 1);
     else
-        while (now() < until) {}
+        while (gpu_now() < until) {}
     pthread_mutex_lock(&lock);
     uint8_t *at;
     if (runtime && syncs && (at = room(40))) {

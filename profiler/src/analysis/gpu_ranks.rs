@@ -116,7 +116,9 @@ fn groups(lists: &[(u32, Vec<Interval>)]) -> Vec<Vec<(u32, Interval)>> {
         let last_start = heads.iter().map(|(_, one)| one.start_ns).max().unwrap_or(0);
         if heads.iter().all(|(_, one)| one.end_ns > last_start) {
             groups.push(heads);
-            at.iter_mut().for_each(|at| *at += 1);
+            for at in &mut at {
+                *at += 1;
+            }
             continue;
         }
         // What ended before another one began has no counterpart.

@@ -84,7 +84,9 @@ mod tests {
     fn rows_come_back_as_they_went_in() {
         let rows = [sync(1, 1, 1000), sync(2, 1, 900), sync(1, 1, u64::MAX - 9)];
         let (mut batch, mut last) = (GpuSyncs::new(9), 0);
-        rows.iter().for_each(|row| batch.push(row, &mut last));
+        for row in &rows {
+            batch.push(row, &mut last);
+        }
         assert_eq!(batch.rows().unwrap(), rows);
         assert_eq!(batch.calls, [(1, 1), (2, 1)]);
     }
