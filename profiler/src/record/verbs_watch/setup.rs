@@ -82,7 +82,7 @@ impl VerbsWatch {
         let now_ns = monotonic_ns();
         records.extend(self.count_devices(&verbs, now_ns));
         let open = self.budget.is_open();
-        let watched = self.processes.entry(pid).or_insert_with(Watched::default);
+        let watched = self.processes.entry(pid).or_default();
         watched.verbs = verbs;
         if attached && !watched.attached {
             watched.attached = true;
