@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::{Record, VerbsWatch, Watched, window};
+use super::{Record, VerbsWatch, window};
 use crate::probes::ProbeSet;
 use crate::probes::event::{AddressVector, PairSetup, RdmaSetup};
 use crate::record::host::monotonic_ns;
