@@ -203,11 +203,11 @@ fn follow(
         seen.push((window.len(), track.posted.saturating_sub(posted)));
     }
     track.watch_ns = seen.iter().map(|one| one.0).fold(0, u64::saturating_add);
-    if !watch.is_sampled() {
-        track.known.clear();
-    } else {
+    if watch.is_sampled() {
         let known_ns = track.known.iter().map(|part| part.len()).fold(0, u64::saturating_add);
         track.scale = Some(watch.scale(&seen, known_ns));
+    } else {
+        track.known.clear();
     }
     track
 }

@@ -2,8 +2,8 @@ use super::*;
 use crate::trace::rdma::{QueuePair, RdmaCompletion, RdmaPost, RdmaWindow};
 use crate::trace::record::{Record, Window};
 
-fn queues(model: Model) -> Queues {
-    Queues::new(&model, &Places::default())
+fn queues(model: &Model) -> Queues {
+    Queues::new(model, &Places::default())
 }
 
 /// Ten requests one at a time that take 100 ns, then four at once that come out 100 ns apart.
@@ -46,7 +46,7 @@ fn records() -> Vec<Record> {
 
 #[test]
 fn queueing_is_told_apart_from_the_wire() {
-    let queues = queues(Model::from_records(records()));
+    let queues = queues(&Model::from_records(records()));
     let [row] = queues.rows().try_into().unwrap();
     assert_eq!((row.device.as_str(), row.qp, row.kind.as_str()), ("mlx5_0", 417, "RC"));
     assert_eq!((row.posted, row.completed, row.in_flight, row.max_depth, row.bytes), (14, 14, 0, 4, 14 * 64));
@@ -58,7 +58,7 @@ fn queueing_is_told_apart_from_the_wire() {
 
 #[test]
 fn the_causes_are_parts_of_the_queue_pairs_own_time() {
-    let queues = queues(Model::from_records(records()));
+    let queues = queues(&Model::from_records(records()));
     let rows = queues.causes();
     let sums: Vec<(Cause, u64)> = rows.iter().map(|row| (row.cause, row.stalled_ns)).collect();
     // Busy for 10 * 100 + 400 ns; something waited from 5000 to 5200.
@@ -73,7 +73,7 @@ fn without_an_unloaded_latency_there_is_no_split() {
         Record::RdmaCompletion(one) => one.time_ns >= 5000,
         _ => true,
     });
-    let queues = queues(Model::from_records(few));
+    let queues = queues(&Model::from_records(few));
     let [row] = queues.rows().try_into().unwrap();
     assert_eq!((row.wire_ns, row.queue.count, row.post_to_completion.count), (None, 0, 4));
     assert!(row.reason.starts_with("too few single requests"));
@@ -87,7 +87,7 @@ fn requests_in_flight_have_their_age() {
         Record::RdmaCompletion(one) => one.counter != 13,
         _ => true,
     });
-    let queues = queues(Model::from_records(last_lost));
+    let queues = queues(&Model::from_records(last_lost));
     let [row] = queues.rows().try_into().unwrap();
     assert_eq!((row.in_flight, row.oldest_in_flight_ns, row.completed), (1, 5000, 13));
     assert_eq!(queues.causes().iter().map(|row| row.in_flight).sum::<u64>(), 1);
@@ -104,7 +104,7 @@ fn figures_of_windows_are_scaled_and_say_so() {
         Record::RdmaCompletion(one) => inside(one.time_ns),
         _ => true,
     });
-    let queues = queues(Model::from_records(seen.chain(windows)));
+    let queues = queues(&Model::from_records(seen.chain(windows)));
     let [row] = queues.rows().try_into().unwrap();
     // One post in the first window, which stands for itself, nine in the 3000 ns of the second one, which stands for the 4950
     // beside it. A hit counts as longer than these windows are, so the most is taken for lost, and half of that added.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::{Record, VerbsWatch, Watched, window};
+use super::{Record, VerbsWatch, window};
 use crate::probes::ProbeSet;
 use crate::probes::event::{AddressVector, PairSetup, VerbsSetup};
 use crate::record::host::monotonic_ns;
@@ -82,7 +82,7 @@ impl VerbsWatch {
         let now_ns = monotonic_ns();
         records.extend(self.count_devices(&verbs, now_ns));
         let open = self.budget.is_open();
-        let watched = self.processes.entry(pid).or_insert_with(Watched::default);
+        let watched = self.processes.entry(pid).or_default();
         watched.verbs = verbs;
         if attached && !watched.attached {
             watched.attached = true;
