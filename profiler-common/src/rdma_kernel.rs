@@ -1,6 +1,6 @@
 //! The kernel's side of RDMA: what its functions are watched for, what is kept of each call, and the records of them.
 
-use crate::record::Header;
+use crate::record::{Header, WaitRecord};
 
 /// What a watched kernel function is to a call. The number is the lowest byte of a probe's cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -246,7 +246,7 @@ pub struct AsyncEventRecord {
 pub const EVENT_HEALTH: u32 = 256;
 
 /// What is kept of a thread's call while it lasts: value of the map `RDMA_CALLS` (key: thread id).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SetupCall {
     pub record: SetupRecord,
@@ -272,6 +272,8 @@ pub struct SetupCall {
     pub ip: u64,
     pub sp: u64,
     pub bp: u64,
+    /// Room for the record that is made at the end: the programs have little stack.
+    pub wait: WaitRecord,
 }
 
 /// Places of a histogram: four to each power of two nanoseconds.
@@ -363,7 +365,7 @@ pub const fn histogram_least(place: u32) -> u64 {
 const _: () = assert!(size_of::<RdmaOffsets>() == 32);
 const _: () = assert!(size_of::<SetupRecord>() == 136);
 const _: () = assert!(size_of::<AsyncEventRecord>() == 24);
-const _: () = assert!(size_of::<SetupCall>() == 136 + 16 + 32 + 16 + 8 + 24 + 16);
+const _: () = assert!(size_of::<SetupCall>() == 136 + 16 + 32 + 16 + 8 + 24 + 16 + 152);
 const _: () = assert!(size_of::<TotalsKey>() == 16);
 const _: () = assert!(size_of::<CommandKey>() == 8);
 const _: () = assert!(size_of::<SetupTotals>() == 8 * (13 + HISTOGRAM));

@@ -8,7 +8,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
 use profiler_common::config::NO_OFFSET;
 use profiler_common::rdma_kernel::{
-    CommandKey, CommandTotals, HISTOGRAM, RdmaOffsets, SetupCall, SetupOp, SetupRecord, SetupTotals, TotalsKey, histogram_place,
+    CommandKey, CommandTotals, HISTOGRAM, RdmaOffsets, SetupCall, SetupOp, SetupRecord, SetupTotals,
+    TotalsKey, histogram_place,
 };
 use profiler_common::record::{Header, RecordKind, WAIT_SLEPT, WAIT_TIMED};
 use profiler_common::{Call, Loss, WaitRecord};
@@ -16,6 +17,7 @@ use profiler_common::{Call, Loss, WaitRecord};
 use crate::mem::{kernel, member};
 use crate::regs::{Regs, UserRegs};
 use crate::sched::run_delay_ns;
+use crate::wait::EMPTY_WAIT;
 use crate::{emit, offset, settings, stack};
 
 /// Calls that last, by thread.
@@ -90,6 +92,7 @@ static NEW: SetupCall = SetupCall {
     ip: 0,
     sp: 0,
     bp: 0,
+    wait: EMPTY_WAIT,
 };
 
 static NO_TOTALS: SetupTotals = SetupTotals {
@@ -257,7 +260,9 @@ pub fn driver_end(call: &mut SetupCall) {
 #[inline(always)]
 fn registered(call: &mut SetupCall, bytes: u64) {
     let op = call.record.op;
-    if call.record.bytes == 0 && (op == SetupOp::RegisterMemory as u32 || op == SetupOp::RegisterDmabuf as u32) {
+    if call.record.bytes == 0
+        && (op == SetupOp::RegisterMemory as u32 || op == SetupOp::RegisterDmabuf as u32)
+    {
         call.record.bytes = bytes;
     }
 }
@@ -273,7 +278,8 @@ pub fn command(call: &mut SetupCall, message: u64) {
     call.command_begin_ns = now_ns();
     call.command_head = kernel(message);
     call.command_opcode = u32::from(u16::from_be(call.command_head[0] as u16));
-    let waiting = Waiting { tid: call.record.tid, reserved: 0, start_ns: call.command_begin_ns, queued_ns: 0 };
+    let waiting =
+        Waiting { tid: call.record.tid, reserved: 0, start_ns: call.command_begin_ns, queued_ns: 0 };
     // Without a place its time in the queue is not told apart.
     let _ = RDMA_WAITING.insert(call.command_head, &waiting, 0);
 }
@@ -354,9 +360,9 @@ pub fn finish(call: &mut SetupCall, ret: i64) {
 /// The wait that the views by stacks show. The whole call is one, as if it slept all the time but that in which it waited for a
 /// processor: what the thread works in it, for instance on the pages that are pinned, keeps it from its own work all the same.
 #[inline(always)]
-fn wait(call: &SetupCall, user_stack: u64) {
+fn wait(call: &mut SetupCall, user_stack: u64) {
     let lasted_ns = call.record.end_ns.saturating_sub(call.record.start_ns);
-    let record = WaitRecord {
+    call.wait = WaitRecord {
         header: Header { kind: RecordKind::Wait as u32, len: size_of::<WaitRecord>() as u32 },
         start_ns: call.record.start_ns,
         end_ns: call.record.end_ns,
@@ -384,7 +390,7 @@ fn wait(call: &SetupCall, user_stack: u64) {
         owner: 0,
         reserved: 0,
     };
-    emit::record(&record, Loss::WaitRing);
+    emit::record(&call.wait, Loss::WaitRing);
 }
 
 /// Adds it to the totals; true where it is long enough for a record.
@@ -434,9 +440,10 @@ extern "C" fn count(record: *const SetupRecord, below: u64) -> u32 {
     0
 }
 
-/// An answer or a wake-up, which is no call.
-#[inline(always)]
-pub fn latency(op: SetupOp, start_ns: u64, end_ns: u64, id: u64, ret: i64) {
+/// An answer or a wake-up, which is no call. Apart from what ends calls, whose way down has little of the stack left.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn rdma_latency(op: u64, start_ns: u64, end_ns: u64, id: u64, ret: i64) -> u32 {
     let mut record = NO_RECORD;
     (record.start_ns, record.end_ns) = (start_ns, end_ns);
     (record.tgid, record.tid) = ((id >> 32) as u32, id as u32);
@@ -444,4 +451,10 @@ pub fn latency(op: SetupOp, start_ns: u64, end_ns: u64, id: u64, ret: i64) {
     if told(&record) {
         emit::record(&record, Loss::OtherRing);
     }
+    0
+}
+
+#[inline(always)]
+pub fn latency(op: SetupOp, start_ns: u64, end_ns: u64, id: u64, ret: i64) {
+    rdma_latency(op as u64, start_ns, end_ns, id, ret);
 }

@@ -9,9 +9,9 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::macros::{fentry, fexit, kprobe, kretprobe, map, raw_tracepoint};
 use aya_ebpf::maps::{Array, LruHashMap};
 use aya_ebpf::programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext};
+use profiler_common::Loss;
 use profiler_common::rdma_kernel::{AsyncEventRecord, EVENT_HEALTH, Role, SetupOp};
 use profiler_common::record::{Header, RecordKind};
-use profiler_common::Loss;
 
 use crate::mem::{kernel, member};
 use crate::rdma_call::{self, RDMA_WAITING, field, latency, now_ns};

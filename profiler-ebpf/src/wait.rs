@@ -54,7 +54,7 @@ pub struct SetWait {
     pub nodes: [u64; NODES],
 }
 
-const EMPTY_WAIT: WaitRecord = WaitRecord {
+pub const EMPTY_WAIT: WaitRecord = WaitRecord {
     header: Header { kind: 0, len: 0 },
     start_ns: 0,
     end_ns: 0,

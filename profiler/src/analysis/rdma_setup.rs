@@ -147,14 +147,12 @@ fn operation(totals: &RdmaSetupTotals, setups: &Setups) -> OperationRow {
 fn add_open(rows: &mut Vec<OperationRow>, setups: &Setups) {
     for call in setups.calls().iter().filter(|call| call.in_flight) {
         let name = call.op.name();
-        let at = match rows.iter().position(|row| row.pid == call.pid && row.op == name) {
-            Some(at) => at,
-            None => {
-                let op = name.to_owned();
-                rows.push(OperationRow { op, pid: call.pid, call: true, ..OperationRow::default() });
-                rows.len() - 1
-            }
-        };
+        let known = rows.iter().position(|row| row.pid == call.pid && row.op == name);
+        let at = known.unwrap_or(rows.len());
+        if known.is_none() {
+            let op = name.to_owned();
+            rows.push(OperationRow { op, pid: call.pid, call: true, ..OperationRow::default() });
+        }
         let Some(row) = rows.get_mut(at) else { continue };
         row.in_flight += 1;
         row.total_ns = row.total_ns.saturating_add(call.end_ns - call.start_ns);

@@ -67,6 +67,7 @@ const MOST_DRAINS: usize = 128;
 
 /// How to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent choices")]
 pub struct ProbeOptions {
     /// A wait that is shorter and did not fail is counted and not recorded, nanoseconds.
     pub min_stall_ns: u64,

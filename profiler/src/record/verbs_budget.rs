@@ -223,7 +223,7 @@ mod tests {
         const DRAIN_NS: u64 = 4_000_000;
         const HIT_NS: f64 = profiler_common::verbs::HIT_NS as f64;
         let mut random = Random(seed);
-        let mut budget = Budget::new(0.005, seed ^ 77);
+        let mut budget = Budget::new(0.005, seed + 1);
         budget.step(1, 0, 0.0);
         let spell = |random: &mut Random| program.spell_ns * -(1.0 - random.share()).ln();
         let (mut busy, mut left_ns) = (random.share() < 0.5, spell(&mut random));

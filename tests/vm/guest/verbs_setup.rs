@@ -121,8 +121,9 @@ const QP_NUM: usize = 52;
 pub fn run() {
     let verbs = Verbs::open();
     let context = open_device(&verbs);
-    // SAFETY: libibverbs' own functions on what they returned.
-    let pd = unsafe { function!(verbs, c"ibv_alloc_pd", fn(Pointer) -> Pointer)(context) };
+    let allocate = function!(verbs, c"ibv_alloc_pd", fn(Pointer) -> Pointer);
+    // SAFETY: libibverbs' own function on what it returned.
+    let pd = unsafe { allocate(context) };
     assert!(!pd.is_null(), "no protection domain");
     let (register_ns, deregister_ns, bytes) = register(&verbs, pd);
     let modify_ns = queue_pairs(&verbs, context, pd);
@@ -203,7 +204,7 @@ fn queue_pairs(verbs: &Verbs, context: Pointer, pd: Pointer) -> u128 {
             };
             let pair = create(pd, &raw mut wanted);
             assert!(!pair.is_null(), "no queue pair");
-            let number = *pair.cast::<u8>().add(QP_NUM).cast::<u32>();
+            let number = *pair.cast::<u32>().add(QP_NUM / 4);
             let address =
                 Address { gid, gid_index: 1, hop_limit: 1, is_global: 1, port: 1, ..Address::default() };
             let ladder = [

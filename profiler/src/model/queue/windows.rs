@@ -297,7 +297,7 @@ mod tests {
         let scale = scale(&seen(&windows, 0.2), 0, at(0, 210));
         // 180 between; a program that posts without a break would have posted a quarter more.
         let (least, most) = (300.0 + 1800.0, 300.0 + 1800.0 * 1.25);
-        assert!((scale.counts * 300.0 - (least + most) / 2.0).abs() < 1e-6, "{scale:?}");
+        assert!((scale.counts * 300.0 - f64::midpoint(least, most)).abs() < 1e-6, "{scale:?}");
         assert!((scale.error.unwrap() - (most - least) / (most + least)).abs() < 1e-9, "{scale:?}");
     }
 }

@@ -146,6 +146,8 @@ mod tests {
 
     #[test]
     fn a_call_that_is_under_way_lasts_to_the_end_with_what_it_is_in() {
+        // SAFETY: integers only.
+        let nothing: SetupCall = unsafe { std::mem::zeroed() };
         let record = SetupRecord {
             start_ns: 1_000,
             tgid: 7,
@@ -155,8 +157,7 @@ mod tests {
             pin_ns: 0,
             ..SetupRecord::default()
         };
-        let call =
-            SetupCall { record, depth: 2, pin_depth: 1, pin_begin_ns: 1_100, ip: 5, ..SetupCall::default() };
+        let call = SetupCall { record, depth: 2, pin_depth: 1, pin_begin_ns: 1_100, ip: 5, ..nothing };
         let (wait, registers, setup) = open(&call, 9_000);
         assert_eq!((wait.start_ns, wait.end_ns, wait.pid, wait.tid), (1_000, 9_000, 7, 8));
         assert!(wait.flags.in_flight && setup.in_flight);
