@@ -6,8 +6,8 @@ use stallscope::target::ProcRoot;
 use stallscope_tests::cuda_job::{ALL_WAITS, CudaJob, has_agent, wait_until};
 use stallscope_tests::{Program, require_root};
 
-/// `STALLSCOPE_ATTACHES` makes them more: 500 are the long form.
-const ATTACHES: u64 = 200;
+/// `STALLSCOPE_ATTACHES` makes them more or fewer.
+const ATTACHES: u64 = 500;
 /// The agent's own buffers (8 MiB), whose pages come as they are used, and what the allocator of its thread keeps.
 const RESIDENT_KB: u64 = 9 << 10;
 
@@ -49,7 +49,7 @@ fn check(program: &mut Program, turn: u64) {
 }
 
 #[test]
-fn two_hundred_attaches_leave_what_one_leaves() {
+fn five_hundred_attaches_leave_what_one_leaves() {
     require_root();
     let job = CudaJob::build();
     let mut program = job.start(ALL_WAITS, &[]);
