@@ -13,6 +13,8 @@ use crate::{buffers, ring, syncs, sys};
 const LOOK_MS: i64 = 20;
 /// Looks between two flushes.
 const FLUSH_EVERY: u32 = 5;
+/// How long the last kernels are waited for where CUPTI is not finalised.
+const LAST_MS: i64 = 50;
 /// How long an API callback is waited for, in which CUPTI can be finalised.
 const FINALIZE_MS: i64 = 500;
 
@@ -237,7 +239,14 @@ fn leave(cupti: &Cupti, subscriber: *mut c_void, version: u32) -> State {
             (cupti.enable_driver)(cbid, 0);
         }
         syncs::turn_off(cupti);
-        (cupti.flush)(1);
+        if version >= cupti::FINALIZE_FROM {
+            (cupti.flush)(1);
+        } else {
+            // CUPTI stays, and a worker of it still follows kernels that have not ended: they are not taken from it.
+            (cupti.flush)(0);
+            sys::sleep_ms(LAST_MS);
+            (cupti.flush)(0);
+        }
     }
     if version >= cupti::FINALIZE_FROM && finalize(cupti, subscriber) {
         buffers::forget();
