@@ -8,7 +8,7 @@ pub const MAGIC: [u8; 8] = *b"\x8cSTALL\r\n";
 /// A reader refuses files with a higher one.
 pub const MAJOR: u16 = 1;
 /// Raised by additions that an older reader can skip.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// Length of the file header that this version writes.
 pub const FILE_HEADER: usize = 20;
 /// A file header is no longer than this in any version.
