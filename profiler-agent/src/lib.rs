@@ -18,7 +18,8 @@ use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use profiler_common::agent::{
-    HOLD_NS, Phase, START_BUSY, START_FORKED, START_MAP, START_OK, START_THREAD, START_VERSION, Start, VERSION,
+    HOLD_NS, Phase, START_BUSY, START_FORKED, START_MAP, START_OK, START_THREAD, START_VERSION, Start,
+    VERSION,
 };
 
 /// The token of the last recorder that did not put its thread back: where it finds its own, the thread went by itself.
@@ -44,8 +45,9 @@ pub unsafe extern "C" fn stallscope_start(start: *mut Start) {
     // SAFETY: by the contract of this function.
     let given = unsafe { start.read() };
     // SAFETY: `start` is aligned and lies still; the recorder writes whole numbers only.
-    let (phase, result) =
-        unsafe { (AtomicU32::from_ptr(&raw mut (*start).phase), AtomicI64::from_ptr(&raw mut (*start).result)) };
+    let (phase, result) = unsafe {
+        (AtomicU32::from_ptr(&raw mut (*start).phase), AtomicI64::from_ptr(&raw mut (*start).result))
+    };
     if given.version != VERSION {
         result.store(START_VERSION, Ordering::Relaxed);
         hold(phase, given.token);

@@ -96,10 +96,7 @@ fn polled(count: i32) -> u32 {
     }
     let mut found = Found {
         record: VerbsEntryRecord {
-            header: Header {
-                kind: RecordKind::VerbsEntry as u32,
-                len: size_of::<VerbsEntryRecord>() as u32,
-            },
+            header: Header { kind: RecordKind::VerbsEntry as u32, len: size_of::<VerbsEntryRecord>() as u32 },
             // SAFETY: no preconditions.
             time_ns: unsafe { bpf_ktime_get_ns() },
             tgid,

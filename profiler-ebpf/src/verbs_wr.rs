@@ -86,8 +86,7 @@ pub fn verbs_wr_size(ctx: ProbeContext) -> u32 {
     let id = bpf_get_current_pid_tgid();
     let Some(making) = VERBS_MAKING.get_ptr_mut(&id) else { return 0 };
     count_trap();
-    let (Some(first), Some(second), Some(third)) =
-        (ctx.arg::<u64>(1), ctx.arg::<u64>(2), ctx.arg::<u64>(3))
+    let (Some(first), Some(second), Some(third)) = (ctx.arg::<u64>(1), ctx.arg::<u64>(2), ctx.arg::<u64>(3))
     else {
         return 0;
     };
