@@ -29,14 +29,15 @@ fn waits(report: &Value) -> &Value {
     &rows[0]
 }
 
-/// Checks what holds however busy the machine is: the thread came late to its wait at most, when computing had begun.
+/// Checks what holds however busy the machine is: the thread came late to its wait at most, when computing had begun, and the
+/// recording may end before the last turn's collective.
 fn check(report: &Value) {
     let row = waits(report);
     let part = |name: &str| number(&row[name]);
     let parts = ["compute_ns", "nccl_ns", "copy_ns", "queue_ns", "unknown_ns"].map(part);
     assert_eq!(parts.iter().sum::<u64>(), part("waited_ns"));
     let (compute, nccl) = (part("compute_ns"), part("nccl_ns"));
-    assert!(nccl > 0 && nccl * COMPUTE_NS >= compute * NCCL_NS, "{row}");
+    assert!(nccl > 0 && (nccl + NCCL_NS) * COMPUTE_NS >= compute * NCCL_NS, "{row}");
     assert!(nccl <= part("count") * (NCCL_NS + COMPUTE_NS), "{row}");
     assert_eq!(part("copy_ns"), 0);
     let cause = |name: &str| {

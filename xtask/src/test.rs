@@ -11,9 +11,9 @@ pub struct Options {
     /// Leave out the live tests, which need root and load the real eBPF programs
     #[arg(long)]
     no_live: bool,
-    /// Leave out the virtual machines, for which Debian's kernels and QEMU are downloaded
+    /// Then the virtual machines, for which Debian's kernels and QEMU are downloaded
     #[arg(long)]
-    no_vm: bool,
+    vm: bool,
     /// Only tests whose name contains this
     filter: Option<String>,
 }
@@ -28,7 +28,7 @@ pub fn run(options: &Options) -> Result<()> {
         // Live tests measure waits: more of them at once than cores would measure each other.
         cargo_test(options, &["--package", "stallscope-tests", "--no-fail-fast"], &["--test-threads=2"])?;
     }
-    if options.filter.is_none() && !options.no_vm {
+    if options.filter.is_none() && options.vm {
         vm::matrix()?;
     }
     Ok(())

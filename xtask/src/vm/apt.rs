@@ -95,8 +95,8 @@ pub fn fetch(
     for program in ["apt-get", "dpkg-deb"] {
         if !run::exists(program) {
             bail!(
-                "no {program} on this machine: the VMs' packages are fetched by apt; run this on Debian or Ubuntu, or leave the VMs \
-                 out by `cargo xtask test --no-vm`"
+                "no {program} on this machine: the VMs' packages are fetched by apt; run this on Debian or Ubuntu, or leave \
+                 --vm out"
             );
         }
     }
@@ -140,8 +140,7 @@ fn download(folder: &Path, suites: &[&str], packages: &[&str]) -> Result<()> {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     println!("vm: fetching {} from Debian {}", packages.join(" "), suites.join(" "));
-    let help = "cannot fetch packages for the VMs: deb.debian.org must be reachable (a proxy goes into http_proxy or apt's configuration); \
-        `cargo xtask test --no-vm` leaves the VMs out";
+    let help = "cannot fetch packages for the VMs: deb.debian.org must be reachable (a proxy goes into http_proxy or apt's configuration)";
     run::run(apt(folder).args(["update", "-q", "-q", "--error-on=any"])).context(help)?;
     let mut install = apt(folder);
     install.args(["install", "-y", "-q", "-q", "--download-only", "--no-install-recommends"]);

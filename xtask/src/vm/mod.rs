@@ -55,7 +55,7 @@ pub fn matrix() -> Result<()> {
 fn supported() -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         bail!(
-            "the kernels of the matrix are for x86-64; this machine is {}: `cargo xtask test --no-vm` leaves them out",
+            "the kernels of the matrix are for x86-64; this machine is {}: run `cargo xtask test` without --vm",
             std::env::consts::ARCH
         );
     }
