@@ -22,7 +22,7 @@ const TOLD: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkerName {
     /// File name of the library or executable, also without its version (`libnccl`).
-    pub library: Option<String>,
+    pub object: Option<String>,
     pub function: String,
 }
 
@@ -38,11 +38,11 @@ impl MarkerName {
             None => (None, text),
         };
         let is_empty = function.is_empty() || library.as_ref().is_some_and(String::is_empty);
-        (!is_empty).then(|| MarkerName { library, function: function.to_owned() })
+        (!is_empty).then(|| MarkerName { object: library, function: function.to_owned() })
     }
 
     fn is_of(&self, file_name: &str) -> bool {
-        let Some(library) = &self.library else { return true };
+        let Some(library) = &self.object else { return true };
         let rest = file_name.strip_prefix(library.as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']))
     }
@@ -50,7 +50,7 @@ impl MarkerName {
 
 impl std::fmt::Display for MarkerName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.library {
+        match &self.object {
             Some(library) => write!(f, "{library}:{}", self.function),
             None => f.write_str(&self.function),
         }
@@ -187,7 +187,7 @@ impl MarkerFinder {
 
     fn decide(&self, found: Vec<MarkerPlace>) -> Result<Vec<MarkerPlace>, MarkerError> {
         let Some(first) = found.first() else {
-            return Err(match &self.name.library {
+            return Err(match &self.name.object {
                 Some(library) if self.seen.is_empty() => MarkerError::NoLibrary { library: library.clone() },
                 _ => MarkerError::Unknown {
                     name: self.name.clone(),
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_library_stands_before_a_single_colon() {
-        let parse = |text| MarkerName::parse(text).map(|name| (name.library, name.function));
+        let parse = |text| MarkerName::parse(text).map(|name| (name.object, name.function));
         let name =
             |library: Option<&str>, function: &str| Some((library.map(str::to_owned), function.to_owned()));
         assert_eq!(parse("step"), name(None, "step"));
