@@ -36,7 +36,8 @@ static int forks;
 static uint32_t (*flush)(uint32_t);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
-static int pipe_ends[2];
+// Opened before any thread runs, so that the number of descriptors is the same from the first moment on.
+static int pipe_ends[2], epoll_set;
 static uint32_t (*synchronize)(int);
 static void (*run)(const char *, uint64_t, uint32_t, uint64_t, uint64_t);
 static const char *nccl = "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE";
@@ -75,12 +76,10 @@ static void *poll_thread(void *x) {
     return x;
 }
 static void *epoll_thread(void *x) {
-    int set = epoll_create1(0);
-    struct epoll_event event = {EPOLLIN, {0}};
-    epoll_ctl(set, EPOLL_CTL_ADD, pipe_ends[0], &event);
+    struct epoll_event event;
     while (!over) {
         uint64_t begun = ns();
-        check(epoll_wait(set, &event, 1, 70) < 0, begun, 69000000);
+        check(epoll_wait(epoll_set, &event, 1, 70) < 0, begun, 69000000);
     }
     return x;
 }
@@ -230,7 +229,9 @@ int main(int count, char **words) {
     pthread_t under_storm;
     int threads = 0, quiet = 0, storm = 0, steps = 0;
     const char *cupti_name = "libcupti.so.12";
-    if (pipe(pipe_ends)) return 1;
+    struct epoll_event readable = {EPOLLIN, {0}};
+    if (pipe(pipe_ends) || (epoll_set = epoll_create1(0)) < 0) return 1;
+    if (epoll_ctl(epoll_set, EPOLL_CTL_ADD, pipe_ends[0], &readable)) return 1;
     for (int i = 2; i < count; i++) {
         quiet |= !strcmp(words[i], "quiet");
         storm |= !strcmp(words[i], "storm");
