@@ -1,10 +1,11 @@
 //! `dns.resolver_unreachable` and `dns.slow`: what one server did.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use super::text::{count, in_command, ip_of, list, some, time};
+use super::text::{LISTED, count, in_command, ip_of, list, some, time};
 use super::{Scene, Weight, finding, nanos, resolver};
 use crate::analysis::dns::{Asked, Lookup};
 use crate::analysis::report::{Distribution, Finding, Severity};
@@ -42,7 +43,8 @@ struct Server<'a> {
     last_ns: u64,
     began_earlier: bool,
     errno: i32,
-    names: BTreeSet<&'a str>,
+    /// What was waited for each name: for answers that came, and in all.
+    names: BTreeMap<&'a str, (u64, u64)>,
     apis: BTreeSet<&'a str>,
     pids: BTreeSet<u32>,
     transports: BTreeSet<&'a str>,
@@ -98,7 +100,7 @@ fn by_server<'a>(scene: &Scene<'a>) -> BTreeMap<&'a str, Server<'a>> {
 impl<'a> Server<'a> {
     fn take(&mut self, asked: &'a Asked) {
         self.stalled_ns += asked.stalled_ns;
-        self.names.extend(asked.name.as_deref());
+        let mut for_answers_ns = 0;
         self.transports.insert(asked.transport);
         self.forward += u64::from(asked.qtype.as_deref() != Some("PTR"));
         let sends = asked.sends.len() as u64;
@@ -107,6 +109,7 @@ impl<'a> Server<'a> {
                 self.answers += 1;
                 let (latency_ns, stalled_ns) = since_last_sending(asked);
                 self.stalled_for_answers_ns += stalled_ns;
+                for_answers_ns = stalled_ns;
                 self.latencies.extend(latency_ns);
             }
             Outcome::Refused { errno } => {
@@ -126,6 +129,18 @@ impl<'a> Server<'a> {
                 self.given_up += u64::from(!asked.in_flight && asked.stalled_ns > 0);
             }
         }
+        if let Some(name) = asked.name.as_deref() {
+            let waited = self.names.entry(name).or_default();
+            waited.0 = waited.0.saturating_add(for_answers_ns);
+            waited.1 = waited.1.saturating_add(asked.stalled_ns);
+        }
+    }
+
+    /// The names that were asked for, the one that was waited for longest first.
+    fn names(&self) -> Vec<&'a str> {
+        let mut names: Vec<_> = self.names.iter().map(|(name, waited)| (Reverse(*waited), *name)).collect();
+        names.sort_unstable();
+        names.into_iter().map(|(_, name)| name).collect()
     }
 
     fn take_lookup(&mut self, lookup: &'a Lookup) {
@@ -152,7 +167,7 @@ impl<'a> Server<'a> {
     fn context(&self) -> String {
         let mut text = String::new();
         if !self.names.is_empty() {
-            text.push_str(&format!(" for {}", list(self.names.iter().copied())));
+            text.push_str(&format!(" for {}", list(self.names())));
         }
         if !self.apis.is_empty() {
             text.push_str(&format!(" in {}", list(self.apis.iter().copied())));
@@ -234,7 +249,7 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
     let pid = server.pids.first().copied().unwrap_or(0);
     let mut advice = vec![resolver::look_at_file(pid)];
     if let Some(ip) = ip_of(name) {
-        advice.push(resolver::ask(pid, Some(ip), server.names.first().copied(), ""));
+        advice.push(resolver::ask(pid, Some(ip), server.names().first().copied(), ""));
         advice.extend(resolver::revive(pid, ip));
     }
     advice.push(resolver::meanwhile(scene, name));
@@ -253,7 +268,7 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         "longest_wait_ns": server.oldest_ns,
         "span_ns": server.span_ns(),
         "stalled_ns": server.stalled_ns,
-        "names": some(&server.names),
+        "names": server.names().into_iter().take(LISTED).collect::<Vec<_>>(),
         "pids": some(&server.pids),
         "began_earlier": server.began_earlier,
         "in_resolv_conf": named,
@@ -318,7 +333,7 @@ fn slow_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Option<Fin
         )
     };
     let pid = server.pids.first().copied().unwrap_or(0);
-    let example = server.names.first().copied();
+    let example = server.names().first().copied();
     let mut advice = vec![format!(
         "for i in 1 2 3; do {}; done | grep 'Query time'    # is the server slow, or its upstream (first query slow, next ones fast)?",
         resolver::ask(pid, ip_of(name), example, "")
@@ -342,7 +357,7 @@ fn slow_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Option<Fin
         "lookups": server.lookups,
         "latency": latency,
         "stalled_ns": stalled_ns,
-        "names": some(&server.names),
+        "names": server.names().into_iter().take(LISTED).collect::<Vec<_>>(),
         "pids": some(&server.pids),
         "resolv_conf": resolver::configurations(scene, &server.pids),
     });

@@ -216,6 +216,27 @@ fn late_answers_are_slow_with_their_latencies() {
 }
 
 #[test]
+fn the_name_that_was_waited_for_longest_comes_first() {
+    let mut script = Script::new(10 * SEC);
+    let names = [("a.", 10), ("b.", 20), ("c.", 30), ("d.", 15), ("slow.", 1200)];
+    let mut at = 0;
+    for round in 0..5 {
+        for (name, latency) in names {
+            let id = round * 10 + 1;
+            script.call(at, Api::Getaddrinfo, name);
+            script.send(at, id, name, A);
+            script.wait(at, at + latency * MS);
+            script.receive(at + latency * MS, id, name, A, NoError);
+            at += latency * MS + MS;
+        }
+    }
+    let findings = of_script(&script);
+    let slow = get(&findings, "dns.slow");
+    assert!(slow.summary.contains("for slow, c, b and 2 more"), "{}", slow.summary);
+    assert_eq!(slow.proof["names"], serde_json::json!(["slow", "c", "b", "d", "a"]));
+}
+
+#[test]
 fn quick_answers_that_add_up_are_slow_too() {
     let findings = of_script(&answers_after(40 * MS, 100, 10 * SEC));
     assert_eq!(ids(&findings), ["dns.slow"]);
