@@ -298,6 +298,7 @@ pub fn command_end(call: &mut SetupCall) {
         let waiting = unsafe { *waiting };
         if waiting.tid == call.record.tid {
             queued_ns = if waiting.queued_ns > lasted_ns { lasted_ns } else { waiting.queued_ns };
+            // Another event of the same command may have taken it out.
             let _ = RDMA_WAITING.remove(call.command_head);
         }
     }

@@ -288,6 +288,7 @@ fn read(tid: u32, file: u64) {
         // Without a place its wake-ups are not seen.
         let _ = RDMA_CHANNELS.insert(queue, Channel { event_ns: 0 }, 1);
     }
+    // The read of longest ago makes room; without a place this wake-up is not seen.
     let _ = RDMA_READS.insert(tid, Read { queue, start_ns: now_ns() }, 0);
 }
 
@@ -322,6 +323,7 @@ fn work(tid: u32, item: u64) {
     let message: u64 = field(entry, |offsets| offsets.entry_in);
     let head: [u64; 2] = field(message, |offsets| offsets.message_data);
     if RDMA_WAITING.get_ptr(head).is_some() {
+        // Without a place the command has no time in the queue of its own.
         let _ = RDMA_WORKERS.insert(tid, Work { entry, head }, 0);
     }
 }
@@ -375,6 +377,7 @@ fn manager_event(identifier: u64, event: u64) {
     if asked.op != op as u64 {
         return;
     }
+    // What is gone already has made room for another.
     let _ = RDMA_ASKED.remove(identifier);
     // Address, route and connection errors, unreachable and rejected peers.
     let failed = matches!(event, 1 | 3 | 6..=8);

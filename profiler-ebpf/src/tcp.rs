@@ -164,6 +164,7 @@ pub fn retransmit_skb(ctx: BtfTracePointContext) -> i32 {
     // While the handshake begins the socket has no port yet.
     let same_local = owner.local_port == 0 || owner.local_port == record.sock.local_port;
     if !same_local || owner.peer_port != record.sock.peer_port {
+        // Another processor may have done so.
         let _ = OWNED.remove(sock);
         return 0;
     }

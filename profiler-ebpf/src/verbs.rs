@@ -128,6 +128,7 @@ fn image(key: VerbsQpKey, provider: u32, post: &VerbsPostRecord) {
     if taken >= IMAGES {
         return;
     }
+    // The queue pair of longest ago makes room; one more image is no harm.
     let _ = VERBS_IMAGES.insert(&key, &(taken + 1), 0);
     let Some(room) = VERBS_ROOM.get_ptr_mut(0) else { return };
     // SAFETY: a slot of this processor; a uprobe that interrupts this one would spoil an image, which is one of several.

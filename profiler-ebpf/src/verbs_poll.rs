@@ -61,6 +61,7 @@ pub fn verbs_poll(ctx: ProbeContext) -> u32 {
     }
     count_trap();
     if let Some(array) = ctx.arg::<u64>(2) {
+        // The thread of longest ago makes room.
         let _ = VERBS_POLLING.insert(&id, &array, 0);
     }
     0

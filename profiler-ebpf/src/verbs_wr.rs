@@ -76,6 +76,7 @@ pub fn verbs_wr(ctx: ProbeContext) -> u32 {
         counter: if index == 0 { counter(qp, provider) } else { NO_COUNTER },
         provider,
     };
+    // The thread of longest ago makes room.
     let _ = VERBS_MAKING.insert(&id, &record, 0);
     0
 }
@@ -147,6 +148,7 @@ pub fn verbs_wr_end(ctx: ProbeContext) -> u32 {
         // Those before it are recorded already.
         emit::lost(Loss::VerbsList);
     }
+    // It was found there above.
     let _ = VERBS_MAKING.remove(&id);
     0
 }

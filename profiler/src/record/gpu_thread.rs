@@ -1,7 +1,7 @@
 //! Enters the CUDA processes among the targets with the agent, and takes what their agents tell, on a thread of its
 //! own: ptrace wants all calls to come from one thread.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use profiler_common::agent::{Kind, State, Step};
 
 use super::errand::{Answer, Errand};
+use super::gpu_agent::Agent;
 use super::reasons::Reasons;
 use crate::agent::ring::Activity;
-use crate::agent::{AgentError, Loaded, check, forks, load};
+use crate::agent::{AgentError, check, forks, load};
 use crate::symbols::Symbolizer;
 use crate::target::ProcRoot;
 use crate::target::process::process_info;
-use crate::trace::gpu::{GpuActivities, GpuActivity, GpuName, GpuWhat};
+use crate::trace::gpu::{GpuActivities, GpuName};
 use crate::trace::gpu_sync::{GpuSync, GpuSyncs};
 use crate::trace::record::{Coverage, Environment, FamilyState, Loss, Record};
 
@@ -34,10 +35,6 @@ const LEAVING: Duration = Duration::from_secs(3);
 const AGENTS: usize = 64;
 /// Names of kernels at most.
 const NAMES: usize = 1 << 14;
-/// Launches that are remembered, of each process.
-const LAUNCHES: usize = 1 << 16;
-/// An activity whose launch has not come after this is written without.
-const LATE: Duration = Duration::from_millis(700);
 
 enum Order {
     Enter(u32),
@@ -85,25 +82,6 @@ struct Candidate {
     pid: u32,
     look: Instant,
     pause: Duration,
-}
-
-/// A process with an agent.
-struct Agent {
-    pid: u32,
-    loaded: Loaded,
-    /// Ids of names by the agent's hash.
-    names: HashMap<u64, u32>,
-    /// Beginning of each launch by its correlation.
-    launches: HashMap<u32, u64>,
-    launch_order: VecDeque<u32>,
-    /// Activities whose launch may still come.
-    pending: VecDeque<(Instant, Activity)>,
-    damaged: u64,
-    told: Option<State>,
-    /// When the recorder began to enter the process.
-    begun: Instant,
-    /// A kernel or a copy has come.
-    has_begun_to_tell: bool,
 }
 
 struct Worker<'a> {
@@ -202,18 +180,7 @@ impl Worker<'_> {
                 let value = format!("{} us, thread {}", loaded.stopped.as_micros(), loaded.tid);
                 log::debug!("agent in process {pid}: stopped for {value}");
                 self.tell(Record::Environment(Environment { what: "agent.stopped".into(), value, pid }));
-                self.agents.push(Agent {
-                    pid,
-                    loaded,
-                    names: HashMap::new(),
-                    launches: HashMap::new(),
-                    launch_order: VecDeque::new(),
-                    pending: VecDeque::new(),
-                    damaged: 0,
-                    told: None,
-                    begun,
-                    has_begun_to_tell: false,
-                });
+                self.agents.push(Agent::new(pid, loaded, begun));
             }
             Err(AgentError::NoCuda { .. } | AgentError::Gone { .. } | AgentError::Forked { .. }) => {}
             // Whatever failed first, it is because the process ended.
@@ -278,12 +245,12 @@ impl Worker<'_> {
             && found.iter().any(|activity| matches!(activity.kind, Kind::Kernel | Kind::Copy))
         {
             agent.has_begun_to_tell = true;
-            self.tell(since("agent.first_record_after", agent));
+            self.tell(agent.since("agent.first_record_after"));
         }
         for activity in found {
             match activity.kind {
                 Kind::Launch => agent.launched(&activity),
-                Kind::Kernel | Kind::Copy => agent.pending.push_back((now, activity)),
+                Kind::Kernel | Kind::Copy => agent.came(now, activity),
                 Kind::Sync => {}
             }
         }
@@ -310,29 +277,10 @@ impl Worker<'_> {
     }
 
     /// Writes the activities whose launches are known, and those that have waited long enough.
-    fn write(&mut self, agent: &mut Agent, now: Instant, all: bool) {
+    fn write(&self, agent: &mut Agent, now: Instant, all: bool) {
         let mut batch = GpuActivities::new(agent.pid);
         let mut last = 0;
-        let pending = std::mem::take(&mut agent.pending);
-        for (came, activity) in pending {
-            let launch = agent.launches.get(&activity.correlation).copied();
-            if launch.is_none() && !all && now.duration_since(came) < LATE {
-                agent.pending.push_back((came, activity));
-                continue;
-            }
-            let what = match activity.kind {
-                Kind::Copy => GpuWhat::Copy { kind: u32::from(activity.detail), bytes: activity.bytes },
-                _ => GpuWhat::Kernel(agent.names.get(&activity.name).copied().unwrap_or(0)),
-            };
-            let row = GpuActivity {
-                pid: agent.pid,
-                device: activity.device,
-                stream: activity.stream,
-                what,
-                start_ns: activity.start_ns,
-                end_ns: activity.end_ns,
-                queue_ns: launch.and_then(|launch| activity.start_ns.checked_sub(launch)),
-            };
+        for row in agent.settled(now, all) {
             batch.push(&row, &mut last);
             if batch.is_full() {
                 let full = std::mem::replace(&mut batch, GpuActivities::new(agent.pid));
@@ -365,7 +313,7 @@ impl Worker<'_> {
         match state {
             Some(State::Running) => {
                 self.ran += 1;
-                self.tell(since("agent.running_after", agent));
+                self.tell(agent.since("agent.running_after"));
                 let value = control.cupti_version.to_string();
                 self.tell(Record::Environment(Environment { what: "cupti".into(), value, pid }));
                 if control.no_launches != 0 {
@@ -460,29 +408,6 @@ impl Worker<'_> {
         // Without a receiver the recording is over.
         let _ = self.results.send(Answer::Found(record));
     }
-}
-
-impl Agent {
-    fn launched(&mut self, launch: &Activity) {
-        if self.launch_order.len() >= LAUNCHES
-            && let Some(oldest) = self.launch_order.pop_front()
-        {
-            self.launches.remove(&oldest);
-        }
-        // The runtime's call and the driver's within it have one correlation: the outer one began first.
-        if let Some(known) = self.launches.get_mut(&launch.correlation) {
-            *known = (*known).min(launch.start_ns);
-        } else {
-            self.launches.insert(launch.correlation, launch.start_ns);
-            self.launch_order.push_back(launch.correlation);
-        }
-    }
-}
-
-/// How long ago the recorder began to enter the agent's process, milliseconds.
-fn since(what: &str, agent: &Agent) -> Record {
-    let value = format!("{:.1} ms", agent.begun.elapsed().as_secs_f64() * 1e3);
-    Record::Environment(Environment { what: what.into(), value, pid: agent.pid })
 }
 
 fn step_name(step: u32) -> &'static str {

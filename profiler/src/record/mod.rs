@@ -5,6 +5,7 @@ pub mod command;
 mod errand;
 pub mod error;
 pub mod families;
+mod gpu_agent;
 mod gpu_thread;
 pub mod held_waits;
 mod host;

@@ -100,10 +100,10 @@ fn by_server<'a>(scene: &Scene<'a>) -> BTreeMap<&'a str, Server<'a>> {
 impl<'a> Server<'a> {
     fn take(&mut self, asked: &'a Asked) {
         self.stalled_ns += asked.stalled_ns;
-        let mut for_answers_ns = 0;
         self.transports.insert(asked.transport);
         self.forward += u64::from(asked.qtype.as_deref() != Some("PTR"));
         let sends = asked.sends.len() as u64;
+        let mut for_answers_ns = 0;
         match asked.outcome {
             Outcome::Answered { .. } => {
                 self.answers += 1;
@@ -141,6 +141,11 @@ impl<'a> Server<'a> {
         let mut names: Vec<_> = self.names.iter().map(|(name, waited)| (Reverse(*waited), *name)).collect();
         names.sort_unstable();
         names.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// The first few of them, for a proof.
+    fn some_names(&self) -> Vec<&'a str> {
+        self.names().into_iter().take(LISTED).collect()
     }
 
     fn take_lookup(&mut self, lookup: &'a Lookup) {
@@ -268,7 +273,7 @@ fn unreachable_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Opt
         "longest_wait_ns": server.oldest_ns,
         "span_ns": server.span_ns(),
         "stalled_ns": server.stalled_ns,
-        "names": server.names().into_iter().take(LISTED).collect::<Vec<_>>(),
+        "names": server.some_names(),
         "pids": some(&server.pids),
         "began_earlier": server.began_earlier,
         "in_resolv_conf": named,
@@ -357,7 +362,7 @@ fn slow_server(scene: &Scene<'_>, name: &str, server: &Server<'_>) -> Option<Fin
         "lookups": server.lookups,
         "latency": latency,
         "stalled_ns": stalled_ns,
-        "names": server.names().into_iter().take(LISTED).collect::<Vec<_>>(),
+        "names": server.some_names(),
         "pids": some(&server.pids),
         "resolv_conf": resolver::configurations(scene, &server.pids),
     });
