@@ -11,8 +11,9 @@ use crate::{buffers, ring, syncs, sys};
 
 /// Looks whether the recorder lives and wants to go on.
 const LOOK_MS: i64 = 20;
-/// Looks between two flushes.
-const FLUSH_EVERY: u32 = 5;
+/// Looks between two flushes in the first second, so that something is seen soon, and later: each costs the program.
+const FLUSH_SOON: u32 = 5;
+const FLUSH_LATER: u32 = 50;
 /// How long the last kernels are waited for where CUPTI is not finalised.
 const LAST_MS: i64 = 50;
 /// How long an API callback is waited for, in which CUPTI can be finalised.
@@ -184,6 +185,8 @@ fn turn_on(cupti: &Cupti, ring: &Ring) -> Result<(), (Step, u32)> {
     unsafe {
         check(Step::Clock, (cupti.clock)(timestamp))?;
         check(Step::Buffers, (cupti.buffers)(buffers::requested, buffers::completed))?;
+        // Records of calls stay on until the end, however dear they are: jobs in which they were turned off while kernels
+        // were recorded, or never on, were left with a broken heap (CUDA 13.0, bench/gpu.md).
         // The kinds as a whole first, then all functions off, then those that launch on: without its kind a function's
         // switch does nothing.
         let runtime = (cupti.enable)(cupti::RUNTIME) == SUCCESS;
@@ -217,7 +220,8 @@ fn stay(cupti: &Cupti, ring: &Ring) {
             return;
         }
         looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(FLUSH_EVERY) {
+        let every = if looks <= FLUSH_LATER { FLUSH_SOON } else { FLUSH_LATER };
+        if looks.is_multiple_of(every) {
             // SAFETY: 0: only records that are complete.
             unsafe { (cupti.flush)(0) };
         }

@@ -11,7 +11,7 @@ use crate::trace::gpu::{GpuActivity, GpuWhat};
 use crate::trace::record::{Environment, Record};
 
 /// Launches that are remembered, of each process.
-const LAUNCHES: usize = 1 << 16;
+const LAUNCHES: usize = 1 << 18;
 /// An activity whose launch has not come after this is written without.
 const LATE: Duration = Duration::from_millis(700);
 
