@@ -369,3 +369,22 @@ fn files_that_are_no_traces_are_named_for_what_they_are() {
         assert!(error.help().is_some());
     }
 }
+
+/// What is behind the header of a second trace is another recording: not one record of it is taken for the first one's.
+#[test]
+fn a_second_trace_in_the_same_file_is_not_read() {
+    let one = sample_trace();
+    let (records, whole) = read_bytes(&one).unwrap();
+    assert!(whole.complete);
+    let (both, state) = read_bytes(&[one.clone(), one.clone()].concat()).unwrap();
+    assert_eq!(both, records);
+    assert_eq!((state.complete, state.bytes_unread), (false, one.len() as u64));
+    let place = format!("at byte {}: another trace begins here", one.len());
+    assert!(state.damage.iter().any(|line| line.starts_with(&place)), "{:?}", state.damage);
+
+    // The first was killed in the middle of a block.
+    let cut = &one[..one.len() - 7];
+    let (both, state) = read_bytes(&[cut, &one].concat()).unwrap();
+    assert_eq!(both, read_bytes(cut).unwrap().0);
+    assert!(state.damage.iter().any(|line| line.contains("another trace begins here")), "{:?}", state.damage);
+}

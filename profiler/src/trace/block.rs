@@ -4,7 +4,9 @@ use std::io::Read;
 
 use zstd::bulk::Decompressor;
 
-use super::format::{BLOCK_HEADER, BlockHeader, FLAG_ZSTD, FLAGS_KNOWN, SYNC};
+use super::budget::{self, Budget};
+use super::format::{self, BLOCK_HEADER, BlockHeader, FILE_HEADER, FLAG_ZSTD, FLAGS_KNOWN, MAGIC, SYNC};
+use super::kind::Kind;
 use super::window::Window;
 
 /// Damage is told place by place up to here; what comes after is counted.
@@ -68,10 +70,16 @@ impl Damage {
     }
 }
 
+/// What is told of a file that several traces were put together in: a second recording has other hosts, ids and clocks.
+const OTHER_TRACE: &str = "another trace begins here, of which nothing is read: a file has one recording";
+/// What is told of blocks that [`Budget`] has no room for.
+const BEYOND: &str = "a block unfolds to more than a file of this length can hold";
+
 /// Reads block after block.
 pub(super) struct BlockReader<R> {
     window: Window<R>,
     unpacker: Option<Decompressor<'static>>,
+    budget: Budget,
     pub(super) damage: Damage,
     /// Bytes of damaged payloads that were or will be searched for blocks.
     searched: u64,
@@ -81,6 +89,8 @@ pub(super) struct BlockReader<R> {
 enum Found {
     Block(Block),
     End,
+    /// The header of another trace.
+    OtherTrace,
     /// No block: what is wrong, and how much of it certainly holds none.
     Bad(&'static str, usize),
 }
@@ -92,7 +102,13 @@ impl<R: Read> BlockReader<R> {
     }
 
     pub(super) fn new(window: Window<R>) -> Self {
-        BlockReader { window, unpacker: None, damage: Damage::default(), searched: 0 }
+        BlockReader {
+            window,
+            unpacker: None,
+            budget: Budget::default(),
+            damage: Damage::default(),
+            searched: 0,
+        }
     }
 
     /// The next block; what is damaged before it is skipped and noted.
@@ -112,6 +128,13 @@ impl<R: Read> BlockReader<R> {
                     }
                     return None;
                 }
+                Found::OtherTrace => {
+                    let begin = self.window.offset();
+                    self.note(from, begin, reason);
+                    self.skip_all();
+                    self.damage.add(begin, OTHER_TRACE, self.window.offset().saturating_sub(begin));
+                    return None;
+                }
                 Found::Bad(what, skip) => {
                     reason.get_or_insert(what);
                     self.window.advance(skip);
@@ -129,6 +152,9 @@ impl<R: Read> BlockReader<R> {
 
     fn look(&mut self) -> Found {
         let offset = self.window.offset();
+        if self.is_other_trace() {
+            return Found::OtherTrace;
+        }
         let bytes = self.window.peek(BLOCK_HEADER);
         if bytes.is_empty() {
             return Found::End;
@@ -146,7 +172,12 @@ impl<R: Read> BlockReader<R> {
         if crc32fast::hash(stored) != header.payload_crc {
             return self.bad("the checksum of a block does not match", len);
         }
-        let payload = if header.flags & !FLAGS_KNOWN != 0 {
+        self.budget.earn(&header);
+        let is_known = header.flags & !FLAGS_KNOWN == 0 && Kind::from_number(header.kind).is_some();
+        if is_known && !self.budget.spend(budget::of_block(&header)) {
+            return Found::Bad(BEYOND, len);
+        }
+        let payload = if !is_known {
             None
         } else if header.flags & FLAG_ZSTD == 0 {
             Some(stored.to_vec())
@@ -158,6 +189,11 @@ impl<R: Read> BlockReader<R> {
         };
         self.window.advance(len);
         Found::Block(Block { offset, header, payload })
+    }
+
+    fn is_other_trace(&mut self) -> bool {
+        let Some(len) = format::file_header_len(self.window.peek(FILE_HEADER)) else { return false };
+        format::decode_file_header(self.window.peek(len)).is_some()
     }
 
     /// A block with a valid header and a wrong payload: bytes may be missing in it, so that good blocks
@@ -172,18 +208,28 @@ impl<R: Read> BlockReader<R> {
         Found::Bad(what, 1)
     }
 
-    /// Moves to the next place where a block can begin, or to the end.
+    fn skip_all(&mut self) {
+        loop {
+            let len = self.window.peek_some().len();
+            if len == 0 {
+                return;
+            }
+            self.window.advance(len);
+        }
+    }
+
+    /// Moves to the next place where a block, or another trace, can begin, or to the end.
     fn skip_to_sync(&mut self) {
         loop {
             let bytes = self.window.peek_some();
             if bytes.is_empty() {
                 return;
             }
-            let first = bytes.iter().position(|&byte| byte == SYNC[0]);
+            let first = bytes.iter().position(|&byte| byte == SYNC[0] || byte == MAGIC[0]);
             let skip = first.unwrap_or(bytes.len());
             self.window.advance(skip);
             if first.is_some() {
-                if self.window.peek(SYNC.len()) == SYNC {
+                if self.window.peek(SYNC.len()) == SYNC || self.window.peek(MAGIC.len()) == MAGIC {
                     return;
                 }
                 self.window.advance(1);

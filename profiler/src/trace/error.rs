@@ -2,7 +2,7 @@
 //! [`TraceState`](crate::analysis::report::TraceState), and what lies around it is read.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::format::{MAJOR, MINOR};
 
@@ -44,6 +44,20 @@ pub enum TraceError {
     Encode { kind: &'static str, source: postcard::Error },
 }
 
+/// What to do where a file may not grow any more.
+pub(crate) const FILE_LIMIT: &str = "raise the limit on file sizes, `ulimit -f unlimited`";
+
+/// What to do where the system says that a new file's path does not exist. So it does of a folder in which there can be no
+/// files, as in `/proc`.
+pub(crate) fn no_place(path: &Path) -> &'static str {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if folder.unwrap_or(Path::new(".")).is_dir() {
+        "no files can be made in this folder: choose a file in another one with -o"
+    } else {
+        "the folder does not exist: create it, or choose another file with -o"
+    }
+}
+
 impl TraceError {
     /// What the user can do about it, where something can be done.
     #[must_use]
@@ -56,16 +70,15 @@ impl TraceError {
                 }
                 _ => return None,
             },
-            TraceError::Create { source, .. } => match source.kind() {
-                io::ErrorKind::NotFound => {
-                    "the folder does not exist: create it, or choose another file with -o"
-                }
+            TraceError::Create { source, path } => match source.kind() {
+                io::ErrorKind::NotFound => no_place(path),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     "choose a file in a writable folder with -o"
                 }
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "free some space, or choose a file on another disk with -o"
                 }
+                io::ErrorKind::FileTooLarge => FILE_LIMIT,
                 _ => "choose another file with -o",
             },
             TraceError::IsDirectory { .. } => "name a file inside of it",
@@ -79,6 +92,7 @@ impl TraceError {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "free some space, or record to another disk with -o"
                 }
+                io::ErrorKind::FileTooLarge => FILE_LIMIT,
                 io::ErrorKind::BrokenPipe => "the program that reads the trace has ended: record to a file",
                 _ => "record to another file with -o",
             },

@@ -2,6 +2,7 @@
 //! `docs/trace-format.md` describes the bytes.
 
 mod block;
+mod budget;
 mod columns;
 pub mod error;
 pub mod format;

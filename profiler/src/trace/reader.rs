@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::block::{Block, BlockReader, Damage};
+use super::budget::{self, Budget};
 use super::columns::WaitDecoder;
 use super::columns::rows::WaitBlock;
 use super::error::TraceError;
@@ -36,6 +37,8 @@ pub struct TraceReader<R = File> {
 struct Seen {
     current: Current,
     damage: Damage,
+    /// For the rows inside of records.
+    budget: Budget,
     unknown: u64,
     /// Records that the writer could not write, by its own account.
     unwritten: u64,
@@ -224,7 +227,13 @@ impl Seen {
             Current::Nothing => None,
             Current::Waits(waits) => waits.next().map(Record::Wait),
             Current::Rows(rows) => match rows.next()? {
-                Ok(record) => Some(record),
+                Ok(record) if self.budget.spend(budget::of_rows(&record)) => Some(record),
+                Ok(_) => {
+                    self.budget.exhaust();
+                    let what = format!("a record of kind {} {}", rows.kind.name(), budget::BEYOND);
+                    self.damage.add(rows.block_offset, &what, rows.skip());
+                    None
+                }
                 Err(unread) => {
                     let what = format!("records of kind {} cannot be decoded", rows.kind.name());
                     self.damage.add(rows.block_offset, &what, unread);
@@ -248,6 +257,12 @@ impl Seen {
             self.unknown = self.unknown.saturating_add(u64::from(records));
             return;
         };
+        self.budget.earn(&block.header);
+        if budget::has_rows(kind) && !self.budget.has(u64::from(block.header.unpacked_len)) {
+            let what = format!("a block of kind {} {}", kind.name(), budget::BEYOND);
+            self.damage.add(block.offset, &what, u64::from(block.header.stored_len));
+            return;
+        }
         let current = if kind == Kind::Wait {
             waits.map(Current::Waits)
         } else {
@@ -275,6 +290,12 @@ impl Rows {
         let (count, rest) = postcard::take_from_bytes::<u32>(&payload).ok()?;
         let at = payload.len() - rest.len();
         (count == records).then_some(Rows { kind, payload, at, left: records, block_offset })
+    }
+
+    /// Leaves the rest, and says how many bytes of the payload it is.
+    fn skip(&mut self) -> u64 {
+        self.left = 0;
+        self.payload.len().saturating_sub(self.at) as u64
     }
 
     /// The next record, or the number of bytes that are left where they make none.

@@ -150,7 +150,7 @@ pub fn too_few(before: u64, after: u64) -> Option<String> {
 
 /// What the reader must know before the figures.
 fn remarks(before: &[Profile], after: &[Profile], by: Normaliser) -> Vec<String> {
-    let mut remarks = Vec::new();
+    let mut remarks: Vec<String> = environment::other_program(before, after).into_iter().collect();
     let sides = [("before", before), ("after", after)];
     for (name, side) in sides {
         let broken = side.iter().filter(|profile| !profile.state.complete).count();

@@ -8,6 +8,7 @@ use std::hash::{Hash, Hasher};
 use profiler_common::{Api, Call};
 
 use super::course::Course;
+use super::environment::PROGRAM;
 use super::portion::{self, Portion, SiteSum};
 use super::profile::{Profile, Repeat, SocketWaits};
 use super::series::{Durations, Places, SLICES, Series};
@@ -24,6 +25,7 @@ use crate::model::Model;
 use crate::model::cause::Cause;
 use crate::model::intern::{Interner, NameId};
 use crate::model::thread::Interval;
+use crate::trace::record::Process;
 
 /// Call sites with their causes and peers that are told apart.
 const SITES_MAX: usize = 1 << 17;
@@ -274,6 +276,7 @@ fn environment(model: &Model) -> BTreeMap<String, BTreeSet<String>> {
         ("stallscope", host.recorder.clone()),
         ("min_stall_ns", model.window.min_stall_ns.to_string()),
     ];
+    values.extend(Some((PROGRAM.to_owned(), programs(model))).filter(|(_, names)| !names.is_empty()));
     let fixed = fixed.into_iter().map(|(what, value)| (what.to_owned(), value));
     for (what, value) in fixed.chain(probes.map(|(what, state)| (what, state.to_lowercase()))) {
         if !value.is_empty() {
@@ -281,6 +284,17 @@ fn environment(model: &Model) -> BTreeMap<String, BTreeSet<String>> {
         }
     }
     values
+}
+
+/// File names of the programs that the user asked for; of all that were recorded where that is not known.
+fn programs(model: &Model) -> BTreeSet<String> {
+    let any_asked_for = model.processes.values().any(|process| process.asked_for);
+    let of = model.processes.values().filter(|process| process.asked_for || !any_asked_for);
+    let name = |process: &Process| {
+        let file = process.exe.rsplit('/').next().unwrap_or_default();
+        if file.is_empty() { process.comm.clone() } else { file.to_owned() }
+    };
+    of.map(name).filter(|name| !name.is_empty()).collect()
 }
 
 fn round_trips(model: &Model, course: &Course, places: &mut Places) -> BTreeMap<String, Durations> {

@@ -51,7 +51,7 @@ impl Tables<'_> {
             .fold((0_u64, 0_u64), |sum, next| (sum.0.saturating_add(next.0), sum.1.saturating_add(next.1)));
         let spread = self.spread(None);
         let mut change = change(sums, spread);
-        change.significant = spread.p < LEVEL && effect(&change).matters(change.before_ns as f64);
+        change.significant = spread.p < LEVEL && effect(&change).matters(totals(&change));
         change
     }
 
@@ -63,7 +63,10 @@ impl Tables<'_> {
                 change: change(*sums, self.spread(Some(*cause))),
             })
             .collect();
-        let total: f64 = rows.iter().map(|row| row.change.before_ns as f64).sum();
+        let total = rows
+            .iter()
+            .map(|row| totals(&row.change))
+            .fold((0.0, 0.0), |sum, next| (sum.0 + next.0, sum.1 + next.1));
         let p: Vec<f64> = rows.iter().map(|row| row.change.p).collect();
         for (row, unlikely) in rows.iter_mut().zip(holm(&p, LEVEL)) {
             row.change.significant = unlikely && effect(&row.change).matters(total);
@@ -105,10 +108,11 @@ impl Tables<'_> {
             .into_iter()
             .zip(unlikely)
             .map(|(((peer, direction), row), unlikely)| {
-                let waits = row.waits.1 as f64 / self.sums.1.max(f64::MIN_POSITIVE);
+                let per_unit = |waits: u64, units: f64| waits as f64 / units.max(f64::MIN_POSITIVE);
+                let waits = per_unit(row.waits.0, self.sums.0).max(per_unit(row.waits.1, self.sums.1));
                 let matters = |before: f64, after: f64| {
                     let of_total = Some((after - before) * waits);
-                    Effect { before, after, of_total }.matters(total.before_ns as f64)
+                    Effect { before, after, of_total }.matters(totals(total))
                 };
                 SocketChange {
                     peer,
@@ -160,7 +164,7 @@ impl Tables<'_> {
             let matters = row
                 .before
                 .zip(row.after)
-                .is_some_and(|(before, after)| Effect { before, after, of_total: None }.matters(0.0));
+                .is_some_and(|(before, after)| Effect { before, after, of_total: None }.matters((0.0, 0.0)));
             HopChange {
                 peer: peer.to_owned(),
                 rack: None,
@@ -217,6 +221,10 @@ fn medians_by_slice(durations: &Durations) -> Ratio {
 
 fn whole(ns: f64) -> u64 {
     ns.round() as u64
+}
+
+fn totals(change: &Change) -> (f64, f64) {
+    (change.before_ns as f64, change.after_ns as f64)
 }
 
 fn effect(change: &Change) -> Effect {
