@@ -121,19 +121,24 @@ fn write_finding(finding: &FindingText, painter: Painter, out: &mut dyn Write) -
     for line in wrap(&finding.summary, WIDTH - 4) {
         writeln!(out, "    {line}")?;
     }
-    let mut pairs: Vec<(&str, &str)> = Vec::new();
-    if !finding.proof.is_empty() {
-        pairs.push(("proof", &finding.proof));
-    }
-    for (index, line) in finding.advice.iter().enumerate() {
-        pairs.push((if index == 0 { "advice" } else { "" }, line));
-    }
-    for (word, text) in pairs {
-        for (index, line) in wrap(text, WIDTH - 14).iter().enumerate() {
+    let proof = if finding.proof.is_empty() { Vec::new() } else { wrap(&finding.proof, WIDTH - 14) };
+    let advice = finding.advice.iter().flat_map(|line| advice_lines(line, WIDTH - 14)).collect();
+    for (word, lines) in [("proof", proof), ("advice", advice)] {
+        for (index, line) in lines.iter().enumerate() {
             writeln!(out, "      {:<8}{line}", if index == 0 { word } else { "" })?;
         }
     }
     Ok(())
+}
+
+/// A command is in one line, however long, and what is said about it stands above as comments: all of it can be pasted into
+/// a shell.
+fn advice_lines(line: &str, width: usize) -> Vec<String> {
+    let Some((command, comment)) = line.split_once(" # ") else { return wrap(line, width) };
+    let mut lines: Vec<String> =
+        wrap(comment.trim(), width - 2).into_iter().map(|part| format!("# {part}")).collect();
+    lines.push(command.trim().to_owned());
+    lines
 }
 
 fn severity_style(severity: Severity) -> Style {
@@ -141,5 +146,18 @@ fn severity_style(severity: Severity) -> Style {
         Severity::Critical => Style::Critical,
         Severity::Warning => Style::Warning,
         Severity::Info => Style::Plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_one_line_and_what_is_said_about_it_are_comments_above() {
+        let line = "nsenter -t 556 -m -r cat /etc/resolv.conf # what it sees; is that right?";
+        let expected = ["# what it sees; is", "# that right?", "nsenter -t 556 -m -r cat /etc/resolv.conf"];
+        assert_eq!(advice_lines(line, 20), expected);
+        assert_eq!(advice_lines("Look at the other end.", 12), ["Look at the", "other end."]);
     }
 }
