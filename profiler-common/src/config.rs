@@ -72,6 +72,7 @@ pub struct Offsets {
     pub unix_address_len: u32,
     pub unix_address_name: u32,
     pub eventpoll_rbr: u32,
+    pub eventpoll_file: u32,
     pub epitem_rbn: u32,
     pub epitem_ffd: u32,
     pub epitem_event: u32,
@@ -105,7 +106,7 @@ pub const NO_OFFSET: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Target>() == 8);
 const _: () = assert!(size_of::<Settings>() == 24);
-const _: () = assert!(size_of::<Offsets>() == 53 * 4);
+const _: () = assert!(size_of::<Offsets>() == 54 * 4);
 
 #[cfg(feature = "user")]
 mod pod {

@@ -6,7 +6,6 @@ use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use profiler_common::Call;
 use profiler_common::call::RESTART_CALL;
-use profiler_common::record::WAIT_SLEPT;
 
 use crate::call_class::{ACCEPT, ANY_FILE, ON_SET, ON_SOCKET, POLL, RECEIVE, SEND};
 use crate::mem::user_bytes;
@@ -88,6 +87,9 @@ fn enter(ctx: &BtfTracePointContext) -> Option<()> {
     thread.run_delay_ns = run_delay_ns();
     if call == Call::Connect as u32 {
         note_dest(thread);
+    } else if call == Call::Close as u32 {
+        // The descriptor is free before the kernel waits for the peer.
+        thread.closing = socket::own_file(thread.args[0] as u32);
     }
     Some(())
 }
@@ -159,7 +161,7 @@ fn exit(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) -> Option<()> 
     let min_ns = settings::min_stall_ns();
     // Who asks for every call gets those without a sleep too.
     let is_no_wait = lasted_ns < min_ns || (min_ns > 0 && thread.stayed_awake());
-    if fold(thread, id, &ended) != 0 || (is_no_wait && !has_failed(call, error)) {
+    if fold(thread, id, &ended) != 0 || (is_no_wait && !has_failed(thread, error)) {
         totals.below += 1;
         totals.below_ns += lasted_ns;
         return None;
@@ -200,7 +202,7 @@ extern "C" fn fold(thread: *mut Thread, id: u64, ended: *const Ended) -> u32 {
     if receive || SEND.has(call) {
         if back.error == EAGAIN {
             // A time-out is no look. An empty error queue is not what anybody waits for.
-            if thread.flags & u32::from(WAIT_SLEPT) != 0 || dns::reads_errors(thread) {
+            if thread.has_slept() || dns::reads_errors(thread) {
                 return 0;
             }
             nonblocking::look(thread, &nonblocking::key(tid, fd, receive), &back.regs, back.now_ns);
@@ -245,12 +247,14 @@ fn own_accepted(thread: &Thread, ret: i64) {
 
 /// Whether the error is worth a record however short the call was.
 #[inline(always)]
-fn has_failed(call: u32, error: u32) -> bool {
+fn has_failed(thread: &Thread, error: u32) -> bool {
     if error == 0 || error == EINTR || error >= ERESTARTSYS {
         return false;
     }
+    let call = thread.call;
     if call == Call::Connect as u32 {
-        return error != EINPROGRESS && error != EALREADY && error != EISCONN;
+        // After a sleep the first two are time-outs.
+        return error != EISCONN && (thread.has_slept() || (error != EINPROGRESS && error != EALREADY));
     }
     if !ON_SOCKET.has(call) {
         return false;

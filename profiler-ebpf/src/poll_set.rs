@@ -3,7 +3,11 @@
 //! A set may be large, and what counts most may come last: NCCL's proxy thread polls an array that is nearly empty but
 //! for its end, where the listening socket is. A listening socket makes the whole wait idle, so the look ends with it.
 //! Where not everything could be looked at and none was found, the wait is marked (`WAIT_SET_CUT`).
+//!
+//! A descriptor of a set can be an epoll set itself: what that one holds stands in its place, however deep (the kernel
+//! allows five levels).
 
+use profiler_common::config::NO_OFFSET;
 use profiler_common::record::WAIT_SOCKS;
 use profiler_common::{Call, Loss};
 
@@ -32,6 +36,12 @@ const TCP_LISTEN: u8 = 10;
 
 /// Set in what is asked of an item of an epoll set that reports nothing until it is armed again.
 const DISARMED: u32 = 1 << 31;
+
+/// Place of what has none in the caller's array.
+const NO_PLACE: u32 = 0x7fff;
+
+/// Set in the address of a node whose set is an item of another one.
+const NESTED: u64 = 1;
 
 /// An empty set: too large to be built on the stack.
 static NEW: SetWait = SetWait::EMPTY;
@@ -91,6 +101,7 @@ fn begin(set: &mut SetWait, task: u64) {
     set.cut = 0;
     set.whole = 0;
     set.listens = 0;
+    set.depth = 0;
     let files: u64 = member(task, offset!(task_files));
     let table: u64 = member(files, offset!(files_fdt));
     set.file_count = member(table, offset!(fdtable_max_fds));
@@ -108,9 +119,11 @@ fn file_at(set: &SetWait, fd: u32) -> u64 {
 fn limit(set: &mut SetWait) {
     if set.listens != 0 {
         set.left = 0;
-    } else if set.looked >= LOOK_AT && set.left != 0 {
+        set.depth = 0;
+    } else if set.looked >= LOOK_AT && (set.left != 0 || set.depth != 0) {
         set.cut = 1;
         set.left = 0;
+        set.depth = 0;
     }
 }
 
@@ -136,6 +149,10 @@ unsafe extern "C" fn poll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
     let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
     limit(set);
+    if set.depth != 0 {
+        visit_node(set);
+        return ON;
+    }
     if set.left == 0 {
         return load_pollfds(set, walk);
     }
@@ -146,7 +163,7 @@ unsafe extern "C" fn poll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64
     let entry = set.pollfds[bit as usize % POLLFDS];
     let place = set.first + bit;
     let fd = entry as u32;
-    visit(set, file_at(set, fd), fd, (place & 0x7fff) << 16 | (entry >> 32) as u32 & 0xffff);
+    take(set, file_at(set, fd), fd, (place & NO_PLACE) << 16 | (entry >> 32) as u32 & 0xffff);
     ON
 }
 
@@ -188,6 +205,10 @@ unsafe extern "C" fn select_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
     let (walk, set) = unsafe { (&*walk, &mut *(*walk).set) };
     limit(set);
+    if set.depth != 0 {
+        visit_node(set);
+        return ON;
+    }
     if set.left == 0 {
         return load_bits(set, walk);
     }
@@ -195,7 +216,8 @@ unsafe extern "C" fn select_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i
     set.left &= set.left - 1;
     set.looked += 1;
     let fd = set.first + bit;
-    visit(set, file_at(set, fd), fd, u32::from(events(&set.bits, bit)));
+    let asked = u32::from(events(&set.bits, bit));
+    take(set, file_at(set, fd), fd, asked);
     ON
 }
 
@@ -234,7 +256,7 @@ fn events(bits: &[u64; 3], bit: u32) -> u16 {
     has(bits[0], POLLIN) | has(bits[1], POLLOUT) | has(bits[2], POLLPRI)
 }
 
-/// Visits the node that waits on top, and puts its children there.
+/// Looks at the next item of the epoll set.
 #[inline(never)]
 unsafe extern "C" fn epoll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i64 {
     // SAFETY: `repeat` passes what it was given; the set is the thread's entry of `SETS`.
@@ -247,26 +269,70 @@ unsafe extern "C" fn epoll_step<M: UserMemory>(_: u32, walk: *mut Walk<M>) -> i6
         set.nfds += set.depth;
         return DONE;
     }
-    let mut depth = set.depth - 1;
-    let node = set.nodes[depth as usize % NODES];
+    visit_node(set);
+    ON
+}
+
+/// Visits the node that waits on top, and puts its children there.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn visit_node(set: *mut SetWait) -> u32 {
+    // SAFETY: an entry of `SETS`.
+    let Some(set) = (unsafe { set.as_mut() }) else { return 0 };
+    let mut depth = set.depth.saturating_sub(1);
+    let top = set.nodes[depth as usize % NODES];
+    let (node, nested) = (top & !NESTED, top & NESTED);
     let left: u64 = member(node, offset!(rb_left));
     let right: u64 = member(node, offset!(rb_right));
     if right != 0 {
-        set.nodes[depth as usize % NODES] = right;
+        set.nodes[depth as usize % NODES] = right | nested;
         depth += 1;
     }
     if left != 0 {
-        set.nodes[depth as usize % NODES] = left;
+        set.nodes[depth as usize % NODES] = left | nested;
         depth += 1;
     }
     set.depth = depth;
-    visit_item(set, node);
-    ON
+    visit_item(set, node, nested);
+    0
+}
+
+/// Takes a descriptor into the set, or what it holds where it is an epoll set.
+#[inline(always)]
+fn take(set: &mut SetWait, file: u64, fd: u32, asked: u32) {
+    let inner = epoll_of(file);
+    if inner == 0 {
+        visit(set, file, fd, asked);
+        return;
+    }
+    // Its items are counted instead.
+    set.nfds = set.nfds.saturating_sub(1);
+    let root: u64 = member(inner, offset!(eventpoll_rbr));
+    if root == 0 || asked & DISARMED != 0 {
+        return;
+    }
+    // A path through a tree of a million items takes half of the places.
+    if set.depth as usize >= NODES - 2 {
+        set.cut = 1;
+        return;
+    }
+    set.nodes[set.depth as usize % NODES] = root | NESTED;
+    set.depth += 1;
+}
+
+/// The epoll set behind a file, 0 where it is something else. A set knows its own file.
+#[inline(always)]
+fn epoll_of(file: u64) -> u64 {
+    if file == 0 || offset!(eventpoll_file) == NO_OFFSET || is_socket(file) {
+        return 0;
+    }
+    let private: u64 = member(file, offset!(file_private_data));
+    if private != 0 && member::<u64>(private, offset!(eventpoll_file)) == file { private } else { 0 }
 }
 
 /// An item of an epoll set, by its node in the tree.
 #[inline(always)]
-fn visit_item(set: &mut SetWait, node: u64) {
+fn visit_item(set: &mut SetWait, node: u64, nested: u64) {
     let item = node - u64::from(offset!(epitem_rbn));
     let key = item + u64::from(offset!(epitem_ffd));
     let fd: u32 = member(key, offset!(epoll_filefd_fd));
@@ -275,7 +341,12 @@ fn visit_item(set: &mut SetWait, node: u64) {
     set.looked += 1;
     // The kernel adds errors and hang-ups to what is asked for, so nothing at all means that it is disarmed.
     let disarmed = if events & 0xffff == 0 { DISARMED } else { 0 };
-    visit(set, member(key, offset!(epoll_filefd_file)), fd, events & 0xffff | disarmed);
+    if nested != 0 && disarmed != 0 {
+        set.nfds = set.nfds.saturating_sub(1);
+        return;
+    }
+    let asked = events & 0xffff | NO_PLACE << 16 | disarmed;
+    take(set, member(key, offset!(epoll_filefd_file)), fd, asked);
 }
 
 /// Takes a descriptor into the set. `asked`: its place in the caller's array, the events asked for, `DISARMED`. Where
@@ -312,7 +383,7 @@ extern "C" fn visit(set: *mut SetWait, file: u64, fd: u32, asked: u32) -> u32 {
     let slot = slot as usize % WAIT_SOCKS;
     describe(file, fd, &raw mut set.socks[slot]);
     set.socks[slot].events = asked as u16;
-    set.places[slot] = (asked >> 16) as u16 & 0x7fff;
+    set.places[slot] = (asked >> 16) as u16 & NO_PLACE as u16;
     if awaited && listens(set.socks[slot].family, set.socks[slot].state) {
         set.listens = 1;
     }
@@ -347,6 +418,9 @@ unsafe extern "C" fn returned_step<M: UserMemory>(slot: u32, walk: *mut Walk<M>)
         return DONE;
     }
     let slot = slot as usize % WAIT_SOCKS;
+    if u32::from(set.places[slot]) == NO_PLACE {
+        return ON;
+    }
     set.socks[slot].revents = if set.is_poll != 0 {
         walk.memory.read(walk.args[0] + u64::from(set.places[slot]) * 8 + 6).unwrap_or(0)
     } else {

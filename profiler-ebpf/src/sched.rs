@@ -57,9 +57,9 @@ fn leave(ctx: &BtfTracePointContext, thread: &mut Thread, id: u64) {
         return;
     }
     back_unseen(thread);
+    thread.flags |= u32::from(WAIT_SLEPT);
     wait::resolve(thread, id as u32, Current);
     thread.sleeps += 1;
-    thread.flags |= u32::from(WAIT_SLEPT);
     thread.wake_ns = 0;
     thread.sleep_stack = if thread.sleeps <= ALL_SLEEPS || thread.sleeps & 15 == 0 {
         stack::kernel(ctx.as_ptr(), id)

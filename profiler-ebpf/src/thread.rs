@@ -58,6 +58,8 @@ pub struct Thread {
     /// Stack pointer at its entry, and the return address that lay there.
     pub api_sp: u64,
     pub api_return: u64,
+    /// The file that `close` was given.
+    pub closing: u64,
     /// The address that `connect` was given: in failure the socket no longer has it.
     pub dest: Dest,
     /// The message of the call that is being recorded.
@@ -147,6 +149,7 @@ static NEW: Thread = Thread {
     api_start_ns: 0,
     api_sp: 0,
     api_return: 0,
+    closing: 0,
     dest: NO_DEST,
     message: NO_MESSAGE,
     sock: NO_SOCK,
@@ -213,6 +216,7 @@ impl Thread {
         self.sleeps = 0;
         self.arg = 0;
         self.owner = 0;
+        self.closing = 0;
         self.call = call;
     }
 
@@ -220,6 +224,12 @@ impl Thread {
     #[inline(always)]
     pub fn stayed_awake(&self) -> bool {
         self.flags & u32::from(WAIT_TIMED | WAIT_SLEPT) == u32::from(WAIT_TIMED)
+    }
+
+    /// Whether the thread is known to have slept in the call.
+    #[inline(always)]
+    pub fn has_slept(&self) -> bool {
+        self.flags & u32::from(WAIT_SLEPT) != 0
     }
 
     /// Adds the present sleep, which ended at `now_ns` unless a wake-up was seen, to those of the call. Returns its

@@ -152,6 +152,11 @@ pub fn resolve<M: UserMemory>(thread: &mut Thread, tid: u32, memory: M) {
         }
         crate::tcp::own(sock, &thread.sock, thread.tgid);
         thread.resolved = 1;
+    } else if thread.call == Call::Close as u32 {
+        // Only where the call sleeps is the file sure to be there; a call without a sleep waited for nobody.
+        let file = if thread.has_slept() { thread.closing } else { 0 };
+        socket::describe(file, thread.args[0] as u32, &raw mut thread.sock);
+        thread.resolved = 1;
     } else {
         if thread.call == Call::Futex as u32 {
             futex::resolve(thread, memory);
@@ -203,7 +208,8 @@ fn emit_single<M: UserMemory>(thread: &mut Thread, tid: u32, end: &End, memory: 
     let single = unsafe { &mut *entry.as_mut_ptr() };
     fill(&mut single.wait, thread, tid, end, memory);
     single.sock = thread.sock;
-    let with_socket = ON_SOCKET.has(thread.call);
+    let closes = thread.call == Call::Close as u32 && thread.sock.family != 0;
+    let with_socket = closes || ON_SOCKET.has(thread.call);
     single.wait.nsocks = u16::from(with_socket);
     single.wait.nfds = u16::from(with_socket);
     single.wait.header.len =

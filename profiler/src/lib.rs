@@ -22,6 +22,7 @@ pub mod demo;
 pub mod hash;
 pub mod kernel;
 pub mod model;
+pub mod out_of_memory;
 pub mod parallel;
 pub mod probes;
 pub mod random;

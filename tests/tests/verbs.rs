@@ -189,11 +189,16 @@ fn a_rate_that_costs_too_much_is_watched_in_windows() {
     require_root();
     let hca = SoftHca::new().service_ns(20_000);
     let mut program = hca.start(&["4x150000"]);
-    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "5%"]).start();
+    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "1%"]).start();
     let values = program.run();
     let trace = recording.finish();
     let report = trace.report();
     let verbs = verbs_row(&report);
+    if !costs_too_much(&hca.times(), 0.01) {
+        // The machine was too busy for a rate that matters: all of it may be seen then.
+        assert!(ns(&queue(&report)["posted_seen"]) <= values.get("posted"), "{report:#}");
+        return;
+    }
     assert_eq!(verbs["state"], "partial");
     assert!(verbs["reason"].as_str().unwrap().contains(" short windows: "), "{verbs}");
     let row = queue(&report);
@@ -212,18 +217,36 @@ fn a_rate_that_costs_too_much_is_watched_in_windows() {
     assert!(ns(&times["max_ns"]) <= longest, "{times}: the program's longest took {longest} ns");
 }
 
+/// Whether watching the program would, by its own times, have cost so much more than the share `allowed` of a core that no
+/// distribution of looks at it could miss that: twice what is saved up for such a time.
+fn costs_too_much(times: &[Times], allowed: f64) -> bool {
+    // A post and a completion.
+    let cost = 2.0 * profiler_common::verbs::HIT_NS as f64;
+    let (mut owed, mut most, mut before_ns) = (0.0_f64, 0.0_f64, None);
+    for one in times {
+        let passed_ns = before_ns.map_or(0, |before: u64| one.after_poll.saturating_sub(before));
+        before_ns = Some(one.after_poll);
+        owed = (owed - allowed * passed_ns as f64).max(0.0) + cost;
+        most = most.max(owed);
+    }
+    most > 2.0 * allowed * SAVED_NS
+}
+
+/// For how long the recorder saves what it may cost.
+const SAVED_NS: f64 = 300e6;
+
 #[test]
 fn what_is_allowed_decides_how_much_is_watched() {
     require_root();
     let hca = SoftHca::new().service_ns(2_000);
-    let mut program = hca.start(&["4x60000"]);
-    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "0.0001%"]).start();
+    let mut program = hca.start(&["4x300000"]);
+    // So little that the first request seen is one too many, and that it is made up for in an hour.
+    let recording = Recorder::new().pid(program.pid()).args(&["--max-overhead", "0.0000001%"]).start();
     let values = program.run();
     let trace = recording.finish();
     let report = trace.report();
     let verbs = verbs_row(&report);
     assert_eq!(verbs["state"], "partial");
-    // What that one window cost is not made up for within the recording.
     assert!(verbs["reason"].as_str().unwrap().starts_with("watched in 1 short window: "), "{verbs}");
     let row = queue(&report);
     assert!(row["sampled_share"].as_f64().unwrap() < 1.0, "{row:#}");

@@ -5,6 +5,7 @@ mod bench;
 mod build;
 mod check;
 mod demo;
+mod failures;
 mod paths;
 mod run;
 mod setup;

@@ -2,8 +2,9 @@
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use crate::failures::Failures;
 use crate::{build, check, paths, run, vm};
 
 #[derive(clap::Args)]
@@ -42,5 +43,14 @@ fn cargo_test(options: &Options, selection: &[&str], harness: &[&str]) -> Result
         .current_dir(paths::root())
         .env("STALLSCOPE_BIN", paths::stallscope());
     command.arg("--").args(harness).args(&options.filter);
-    run::run(paths::with_bpf_object(&mut command))
+    let mut failures = Failures::default();
+    let result = run::tee(paths::with_bpf_object(&mut command), |line| failures.take(line));
+    let Err(error) = result else { return Ok(()) };
+    // Where nobody reads it, nothing is lost.
+    let _ = failures.write(&mut std::io::stdout());
+    match failures.summary() {
+        // It was not a test that failed.
+        summary if summary.is_empty() => Err(error),
+        summary => bail!("{summary}"),
+    }
 }

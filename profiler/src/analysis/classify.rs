@@ -10,11 +10,14 @@
 //!   or idle where the stack names a condition variable.
 //! - `dns.resolve`: any wait on a socket to port 53, on nscd's, systemd-resolved's or avahi's socket, or on an
 //!   unconnected UDP socket over which a query was sent or inside a resolver function; there on any unix socket too.
-//! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way.
-//! - `sock.recv`, `sock.send`: a wait on a connected peer. As long as segments are lost again and again it is
+//! - `tcp.connect`: `connect`, and any other wait on a TCP socket while its handshake is under way. A `connect` that slept and
+//!   came back without an outcome waited for as long as the program had said by `SO_SNDTIMEO`; one that did not sleep
+//!   was not meant to wait.
+//! - `sock.recv`, `sock.send`: a wait on a connected peer; a `close` that waits for the peer to take what was sent
+//!   (`SO_LINGER`) sends. As long as segments are lost again and again it is
 //!   `tcp.retransmit`; one retransmission alone repaired its loss, and what comes after it is an ordinary wait.
 //! - `rdma.setup`: a call into `ib_uverbs` or the connection manager; `dma.map` while it pins memory for the device.
-//! - `other`: an internet socket without a known peer, a `close` that waits for the peer.
+//! - `other`: an internet socket without a known peer.
 //! - Other waits, no stalls: unix sockets, netlink, pipes, other `futex` operations.
 //!
 //! All peers of one wait share it equally, also where only one of them became ready: the thread waited for
@@ -114,15 +117,24 @@ pub fn classify(context: &Context, wait: &WaitSpan, slots: &mut Vec<Slot>) -> Ve
         Call::Futex => classify_futex(context, wait, slots),
         Call::Uverbs => classify_setup(context, wait, slots),
         Call::None => Verdict::Other,
-        Call::Connect if is_still_under_way(wait.ret) => Verdict::Other,
+        Call::Connect if is_still_under_way(wait) => Verdict::Other,
         call if is_poll(call) => classify_poll(context, wait, slots),
         _ => classify_call(context, wait, slots),
     }
 }
 
-/// A `connect` that returned without an outcome did not wait for one.
-pub fn is_still_under_way(ret: i32) -> bool {
-    [libc::EINPROGRESS, libc::EALREADY, libc::EAGAIN, libc::EISCONN].contains(&ret.saturating_neg())
+/// A `connect` that returned at once without an outcome did not wait for one.
+pub fn is_still_under_way(wait: &WaitSpan) -> bool {
+    let error = wait.ret.saturating_neg();
+    let none_yet = [libc::EINPROGRESS, libc::EALREADY, libc::EAGAIN, libc::EISCONN];
+    none_yet.contains(&error) && !has_timed_out(wait)
+}
+
+/// Whether `connect` waited for as long as the program had said by `SO_SNDTIMEO`: the error is that of a socket that does
+/// not block, but on such a one the thread would not have slept.
+pub fn has_timed_out(wait: &WaitSpan) -> bool {
+    let error = wait.ret.saturating_neg();
+    wait.call == Call::Connect && wait.flags.slept && [libc::EINPROGRESS, libc::EALREADY].contains(&error)
 }
 
 /// A call that sets RDMA up: pinning and mapping of memory for the device, and the rest.
@@ -216,7 +228,7 @@ fn fill(context: &Context, wait: &WaitSpan, set: &[Awaited], slots: &mut Vec<Slo
     for awaited in set {
         let Some(info) = context.model.sockets.get(awaited.socket) else { continue };
         let Some(slot) = slot_of(context, wait, *awaited, info) else { continue };
-        let known = slot.base != Cause::Other || wait.call == Call::Close;
+        let known = slot.base != Cause::Other;
         if known && !has_peer {
             slots.clear();
             has_peer = true;
@@ -262,8 +274,8 @@ fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketI
         Some(connecting) if info.peer.is_none() => connecting.peer,
         _ => info.name,
     };
-    if wait.call == Call::Close {
-        return info.peer.is_some().then(|| Slot::new(awaited, peer, Cause::Other));
+    if wait.call == Call::Close && (info.peer.is_none() || !sends_the_rest(awaited)) {
+        return None;
     }
     if info.is_dns_port() {
         return Some(Slot::new(awaited, info.name, Cause::DnsResolve));
@@ -293,6 +305,12 @@ fn tcp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketI
         }
     }
     Some(slot)
+}
+
+/// Whether a socket that is being closed has sent or is to send its end, and the peer has not confirmed that: what `close`
+/// waits for.
+fn sends_the_rest(awaited: Awaited) -> bool {
+    matches!(awaited.state, state::FIN_WAIT1 | state::CLOSING | state::LAST_ACK)
 }
 
 fn udp_slot(context: &Context, wait: &WaitSpan, awaited: Awaited, info: &SocketInfo) -> Option<Slot> {

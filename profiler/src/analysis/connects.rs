@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use nix::errno::Errno;
 use profiler_common::Call;
 
-use super::classify::is_still_under_way;
+use super::classify::{has_timed_out, is_still_under_way};
 use super::context::peer_name;
 use super::partition::Piece;
 use super::report::{ConnectRow, Distribution};
@@ -29,6 +29,8 @@ pub enum Outcome {
     /// Closed by the program before there was an answer.
     Aborted,
     InFlight,
+    /// The program waited for it as long as it wanted to (`SO_SNDTIMEO`), and went on without an answer.
+    TimedOut,
     Errno(i32),
     /// Its handshake is among those that were too many to keep.
     Unknown,
@@ -41,6 +43,7 @@ impl Outcome {
             Outcome::Ok => "ok".to_owned(),
             Outcome::Aborted => "aborted".to_owned(),
             Outcome::InFlight => "in_flight".to_owned(),
+            Outcome::TimedOut => "timed_out".to_owned(),
             Outcome::Unknown => "unknown".to_owned(),
             Outcome::Errno(number) => match Errno::from_raw(number) {
                 Errno::UnknownErrno => format!("E{number}"),
@@ -55,6 +58,7 @@ impl Outcome {
             Outcome::Ok | Outcome::Unknown => String::new(),
             Outcome::InFlight | Outcome::Errno(libc::ETIMEDOUT) => "SYN unanswered".to_owned(),
             Outcome::Aborted => "SYN unanswered, given up".to_owned(),
+            Outcome::TimedOut => "SYN unanswered until the program's time limit".to_owned(),
             Outcome::Errno(libc::ECONNREFUSED) => "refused".to_owned(),
             Outcome::Errno(libc::EHOSTUNREACH | libc::ENETUNREACH) => "unreachable".to_owned(),
             Outcome::Errno(_) => self.name(),
@@ -78,6 +82,17 @@ struct Attempt {
     began_earlier: bool,
     /// From SYN to outcome, where the kernel told it.
     handshake_ns: Option<u64>,
+    /// End of the last wait for it, and whether that one ended by the program's own time limit.
+    last_wait: (u64, bool),
+}
+
+impl Attempt {
+    /// A wait for it.
+    fn is_awaited(&mut self, wait: &WaitSpan) {
+        if wait.end_ns >= self.last_wait.0 {
+            self.last_wait = (wait.end_ns, has_timed_out(wait));
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,7 +140,17 @@ impl Connects {
             }
         });
         connects.complete_own_addresses(model);
+        connects.end_by_time_limits();
         connects
+    }
+
+    /// The kernel goes on with a handshake behind a `connect` that has given up, until the program closes the socket.
+    fn end_by_time_limits(&mut self) {
+        for attempt in &mut self.attempts {
+            if attempt.last_wait.1 && matches!(attempt.outcome, Outcome::Aborted | Outcome::InFlight) {
+                attempt.outcome = Outcome::TimedOut;
+            }
+        }
     }
 
     /// The kernel tells of a handshake before the socket has its port: later looks at the socket have it.
@@ -175,6 +200,7 @@ impl Connects {
             let span = Interval { start_ns: wait.start_ns, end_ns: wait.end_ns };
             let found = self.find(track, info.ino, info.name, span);
             if let Some(attempt) = found.and_then(|index| self.attempts.get_mut(index)) {
+                attempt.is_awaited(wait);
                 if attempt.tid == 0 {
                     (attempt.pid, attempt.tid) = (track.pid, track.tid);
                 }
@@ -308,6 +334,7 @@ fn of_handshake(model: &Model, handshake: &Handshake) -> Option<Attempt> {
         syn_retransmits: handshake.syn_retransmits,
         began_earlier: handshake.began_earlier || handshake.start_ns < window.start_ns,
         handshake_ns,
+        last_wait: (0, false),
     })
 }
 
@@ -336,6 +363,7 @@ fn of_wait(model: &Model, track: &ThreadTrack, wait: &WaitSpan, info: &SocketInf
         // A handshake that began in the recording would have been seen.
         began_earlier: earlier || wait.call != Call::Connect,
         handshake_ns: None,
+        last_wait: (wait.end_ns, has_timed_out(wait)),
     })
 }
 
@@ -347,7 +375,8 @@ fn outcome_of_wait(model: &Model, wait: &WaitSpan) -> Option<Outcome> {
         _ if in_flight => Some(Outcome::InFlight),
         _ if wait.call != Call::Connect && left_out => Some(Outcome::Unknown),
         _ if wait.call != Call::Connect => Some(Outcome::InFlight),
-        ret if is_still_under_way(ret) => None,
+        _ if has_timed_out(wait) => Some(Outcome::TimedOut),
+        _ if is_still_under_way(wait) => None,
         ret if ret >= 0 => Some(Outcome::Ok),
         ret => Some(Outcome::Errno(ret.saturating_neg())),
     }

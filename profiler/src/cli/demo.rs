@@ -9,7 +9,7 @@ use super::load::load_analysis;
 use super::output::write_output;
 use super::record::{Standard, choose_topology, conclude, note};
 use crate::demo::{Demo, run_workload};
-use crate::record::{GpuTimes, RecordOptions, TargetChoice, record};
+use crate::record::{GpuTimes, HeldBack, RecordOptions, TargetChoice, record};
 use crate::render::RenderError;
 use crate::render::flame::write_svg;
 use crate::render::text::write_report;
@@ -51,7 +51,7 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
         topology: Some(topology),
         verbose: false,
     };
-    let recording = record(&options, &mut Standard)?;
+    let recording = record(&options, HeldBack::new(), &mut Standard)?;
     job.stop();
     match conclude(&recording, &trace, false) {
         Err(error) if error.code != 0 => return Err(error),

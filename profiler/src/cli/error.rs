@@ -9,6 +9,7 @@ use crate::record::RecordError;
 use crate::render::RenderError;
 use crate::target::SelectError;
 use crate::trace::TraceError;
+use crate::trace::error::{FILE_LIMIT, no_place};
 
 /// Failed at run time.
 pub const FAILED: u8 = 1;
@@ -59,11 +60,12 @@ impl CliError {
     pub fn output(name: &str, error: &io::Error) -> CliError {
         let message = format!("cannot write {name}: {error}");
         let help = match error.kind() {
-            io::ErrorKind::NotFound => "the folder does not exist: create it, or choose another file with -o",
+            io::ErrorKind::NotFound => no_place(Path::new(name)),
             io::ErrorKind::IsADirectory => "name a file inside of it with -o",
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 "free some space, or choose a file on another disk with -o"
             }
+            io::ErrorKind::FileTooLarge => FILE_LIMIT,
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 "choose a file in a writable folder with -o"
             }

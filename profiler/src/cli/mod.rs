@@ -23,9 +23,13 @@ mod terminal;
 
 use self::args::{Cli, Command};
 use self::error::CliError;
+use crate::record::{HeldBack, survive_file_limit};
 
 /// Runs the command that `arguments` (the program's name first) name, and returns the exit status.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    // First thing: what comes before this line ends the process by a signal, without a word.
+    let held_back = HeldBack::new();
+    survive_file_limit();
     let command = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli.command,
         Err(error) => {
@@ -35,16 +39,21 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     start_log(matches!(&command, Command::Record(args) if args.verbose));
-    run_command(&command).unwrap_or_else(|error| {
+    run_command(&command, held_back).unwrap_or_else(|error| {
         // Without standard error there is nobody to tell; the exit status still does.
         let _ = error.write(&mut stderr());
         error.code
     })
 }
 
-fn run_command(command: &Command) -> Result<u8, CliError> {
+fn run_command(command: &Command, held_back: HeldBack) -> Result<u8, CliError> {
+    if let Command::Record(args) = command {
+        return record::run(args, held_back);
+    }
+    // Nothing of these needs an end of its own.
+    drop(held_back);
     match command {
-        Command::Record(args) => return record::run(args),
+        Command::Record(_) => {}
         Command::Flame(args) => flame::run(args)?,
         Command::Report(args) => report::run(args)?,
         Command::Diff(args) => return diff::run(args),

@@ -13,7 +13,10 @@ use super::load::{load_analysis, load_topology};
 use super::output::{keep_inputs, write_output};
 use super::report::colours_wanted;
 use super::terminal;
-use crate::record::{ChosenTopology, GpuTimes, Narrator, RecordOptions, Recording, TargetChoice, record};
+use crate::out_of_memory;
+use crate::record::{
+    ChosenTopology, GpuTimes, HeldBack, Narrator, RecordOptions, Recording, TargetChoice, record,
+};
 use crate::render::RenderError;
 use crate::render::text::{TextOptions, write_summary_with};
 use crate::render::unit;
@@ -22,20 +25,21 @@ use crate::render::unit;
 const DURATION: Duration = Duration::from_secs(30);
 
 /// Records, and returns the exit status: that of the command, where one was run.
-pub fn run(args: &RecordArgs) -> Result<u8, CliError> {
+pub fn run(args: &RecordArgs, held_back: HeldBack) -> Result<u8, CliError> {
     let mut options = record_options(args);
     let failed = if args.target.command.is_empty() { 1 } else { RECORDING_FAILED };
-    run_as(args, &mut options).map_err(|error| match error.code {
+    out_of_memory::set_code(failed);
+    run_as(args, &mut options, held_back).map_err(|error| match error.code {
         1 => error.with_code(failed),
         _ => error,
     })
 }
 
-fn run_as(args: &RecordArgs, options: &mut RecordOptions) -> Result<u8, CliError> {
+fn run_as(args: &RecordArgs, options: &mut RecordOptions, held_back: HeldBack) -> Result<u8, CliError> {
     // Before anything is recorded, so that a mistake costs no recording.
     keep_inputs(Some(&options.output), args.topology.as_deref())?;
     options.topology = args.topology.as_deref().map(choose_topology).transpose()?;
-    let recording = record(options, &mut Standard)?;
+    let recording = record(options, held_back, &mut Standard)?;
     let code = recording.command.map_or(0, status_code);
     if matches!(options.target, TargetChoice::Command(..))
         && recording.command.is_none()
@@ -232,7 +236,7 @@ mod tests {
             let mut words = vec!["stallscope", "record", "--topology", &missing];
             words.extend(target);
             let Command::Record(args) = Cli::try_parse_from(words).unwrap().command else { panic!() };
-            let error = run(&args).unwrap_err();
+            let error = run(&args, HeldBack::new()).unwrap_err();
             assert_eq!(error.code, code);
             assert!(error.message.contains("topology.toml"), "{error:?}");
         }

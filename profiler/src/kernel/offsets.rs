@@ -56,6 +56,7 @@ const WANTED: &[Wanted] = &[
     (|o| &mut o.unix_address_len, "unix_address", &[&["len"]]),
     (|o| &mut o.unix_address_name, "unix_address", &[&["name"]]),
     (|o| &mut o.eventpoll_rbr, "eventpoll", &[&["rbr", "rb_root", "rb_node"], &["rbr", "rb_node"]]),
+    (|o| &mut o.eventpoll_file, "eventpoll", &[&["file"]]),
     (|o| &mut o.epitem_rbn, "epitem", &[&["rbn"]]),
     (|o| &mut o.epitem_ffd, "epitem", &[&["ffd"]]),
     (|o| &mut o.epitem_event, "epitem", &[&["event"]]),

@@ -10,8 +10,11 @@ use crate::trace::record::{Ends, Socket};
 pub mod state {
     pub const ESTABLISHED: u8 = 1;
     pub const SYN_SENT: u8 = 2;
+    pub const FIN_WAIT1: u8 = 4;
     pub const CLOSE: u8 = 7;
+    pub const LAST_ACK: u8 = 9;
     pub const LISTEN: u8 = 10;
+    pub const CLOSING: u8 = 11;
 }
 
 const SOCK_STREAM: u8 = 1;

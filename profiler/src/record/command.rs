@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus};
 use std::thread::JoinHandle;
 
+use nix::sys::signal::SigSet;
+
 /// A command that waits for [`HeldCommand::release`].
 pub struct HeldCommand {
     pid: u32,
@@ -16,7 +18,12 @@ pub struct HeldCommand {
 impl HeldCommand {
     /// Forks. The child announces its id and then waits; `Command::spawn` itself returns only after the
     /// exec, so it runs on a thread of its own.
-    pub fn start(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString]) -> io::Result<HeldCommand> {
+    /// The child blocks the signals of `mask`.
+    pub fn start(
+        program: &std::ffi::OsStr,
+        arguments: &[std::ffi::OsString],
+        mask: Option<SigSet>,
+    ) -> io::Result<HeldCommand> {
         let (announce_read, announce_write) = pipe()?;
         let (gate_read, gate_write) = pipe()?;
         let mut command = Command::new(program);
@@ -27,7 +34,12 @@ impl HeldCommand {
         // SAFETY: between fork and exec the closure makes only system calls on descriptors that the child
         // inherited, and allocates nothing.
         unsafe {
-            command.pre_exec(move || announce_and_wait(announce, gate, parents_gate));
+            command.pre_exec(move || {
+                if let Some(mask) = &mask {
+                    mask.thread_set_mask()?;
+                }
+                announce_and_wait(announce, gate, parents_gate)
+            });
         }
         let spawner = std::thread::Builder::new().name("spawn".into()).spawn(move || {
             let child = command.spawn();
@@ -143,7 +155,7 @@ mod tests {
     fn runs_nothing_before_the_release() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ran");
-        let held = HeldCommand::start("touch".as_ref(), &[file.clone().into()]).unwrap();
+        let held = HeldCommand::start("touch".as_ref(), &[file.clone().into()], None).unwrap();
         assert!(std::path::Path::new(&format!("/proc/{}", held.pid())).exists());
         assert!(!file.exists());
         let mut running = held.release().unwrap();
@@ -153,7 +165,7 @@ mod tests {
 
     #[test]
     fn passes_the_exit_status_on() {
-        let held = HeldCommand::start("sh".as_ref(), &arguments(&["-c", "exit 7"])).unwrap();
+        let held = HeldCommand::start("sh".as_ref(), &arguments(&["-c", "exit 7"]), None).unwrap();
         let pid = held.pid();
         let mut running = held.release().unwrap();
         assert_eq!(running.child.id(), pid);
@@ -162,7 +174,7 @@ mod tests {
 
     #[test]
     fn says_that_a_program_does_not_exist() {
-        let held = HeldCommand::start("/nonexistent/program".as_ref(), &[]).unwrap();
+        let held = HeldCommand::start("/nonexistent/program".as_ref(), &[], None).unwrap();
         let error = held.release().err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
@@ -171,7 +183,7 @@ mod tests {
     fn a_command_that_is_dropped_never_runs() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ran");
-        drop(HeldCommand::start("touch".as_ref(), &[file.clone().into()]).unwrap());
+        drop(HeldCommand::start("touch".as_ref(), &[file.clone().into()], None).unwrap());
         assert!(!file.exists());
     }
 }

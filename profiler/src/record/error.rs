@@ -48,7 +48,14 @@ impl RecordError {
             RecordError::TargetsGone => {
                 Some("start the program under stallscope: `stallscope record -- COMMAND`".to_owned())
             }
-            RecordError::Command { .. } | RecordError::Start { .. } => None,
+            RecordError::Command { source, .. } | RecordError::Start { source, .. } => {
+                match source.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => Some("run it where `ulimit -n` says 1024 or more".to_owned()),
+                    Some(libc::EAGAIN) => Some("run it where more threads (`ulimit -u`, the container's pids limit) or more memory (`ulimit -v`) are allowed".to_owned()),
+                    Some(libc::ENOMEM) => Some("run it where more memory is allowed (`ulimit -v`), or on a machine with more of it".to_owned()),
+                    _ => None,
+                }
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod error;
 pub mod families;
 mod gpu_agent;
 mod gpu_thread;
+mod held_back;
 pub mod held_waits;
 mod host;
 mod marker_watch;
@@ -27,6 +28,7 @@ mod verbs_budget;
 mod verbs_watch;
 
 pub use error::RecordError;
+pub use held_back::{HeldBack, survive_file_limit};
 pub use options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
 pub use session::{Narrator, Recording, record};
 pub use topology::ChosenTopology;

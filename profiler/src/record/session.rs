@@ -5,7 +5,6 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::sys::resource::Resource;
-use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -14,6 +13,7 @@ use super::command::{HeldCommand, RunningCommand};
 use super::error::RecordError;
 use super::families::WaitFamilies;
 use super::gpu_thread::GpuThread;
+use super::held_back::HeldBack;
 use super::host;
 use super::marker_watch::MarkerWatch;
 use super::options::{GpuTimes, RecordOptions, StopReason, TargetChoice};
@@ -57,18 +57,27 @@ pub trait Narrator {
     fn opened(&mut self, what: &str);
 }
 
-/// Records as asked. Blocks until the recording has ended.
-pub fn record(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Recording, RecordError> {
+/// Records as asked. Blocks until the recording has ended. Signals are held back until the window is open.
+pub fn record(
+    options: &RecordOptions,
+    held_back: HeldBack,
+    narrator: &mut dyn Narrator,
+) -> Result<Recording, RecordError> {
+    may_open_files()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| RecordError::Start { what: "runtime", source })?;
-    runtime.block_on(run(options, narrator))
+    runtime.block_on(run(options, held_back, narrator))
 }
 
-async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Recording, RecordError> {
+async fn run(
+    options: &RecordOptions,
+    held_back: HeldBack,
+    narrator: &mut dyn Narrator,
+) -> Result<Recording, RecordError> {
     let root = ProcRoot::default();
-    let (asked_for, held) = choose(&root, options)?;
+    let (asked_for, held) = choose(&root, options, &held_back)?;
     let marker = options
         .marker
         .as_ref()
@@ -77,8 +86,7 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
     // The file first: nothing of the target is touched when there is nowhere to write to.
     let (writer, staged) = Staged::create(&options.output)?;
     let mut signals = Signals::new()?;
-    allow_open_files()?;
-    let held_back = HeldBack::new();
+    allow_open_files();
     let mut probes = ProbeSet::load(&ProbeOptions {
         min_stall_ns: nanos(options.min_stall),
         spin_gap_ns: nanos(SPIN_GAP),
@@ -155,12 +163,16 @@ async fn run(options: &RecordOptions, narrator: &mut dyn Narrator) -> Result<Rec
 }
 
 /// The processes to watch, and the command among them where one is started.
-fn choose(root: &ProcRoot, options: &RecordOptions) -> Result<(Vec<u32>, Option<HeldCommand>), RecordError> {
+fn choose(
+    root: &ProcRoot,
+    options: &RecordOptions,
+    held_back: &HeldBack,
+) -> Result<(Vec<u32>, Option<HeldCommand>), RecordError> {
     Ok(match &options.target {
         TargetChoice::Pids(pids) => (select_pids(root, pids)?, None),
         TargetChoice::Comm(pattern) => (select_comm(root, pattern)?, None),
         TargetChoice::Command(program, arguments) => {
-            let held = HeldCommand::start(program, arguments)
+            let held = HeldCommand::start(program, arguments, held_back.before())
                 .map_err(|source| RecordError::Command { program: program.clone(), source })?;
             (vec![held.pid()], Some(held))
         }
@@ -216,38 +228,21 @@ fn describe(root: &ProcRoot, targets: &TargetSet, options: &RecordOptions) -> St
     format!("{processes}, {threads} threads, {duration}, into {}", options.output.display())
 }
 
-/// Maps, programs and links are open files, about 70 for a usual process. The soft limit goes up as far as
-/// it may; a command that was started keeps its own.
-fn allow_open_files() -> Result<(), RecordError> {
-    let limit = nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE);
-    let Ok((soft, hard)) = limit else { return Ok(()) };
-    if hard < OPEN_FILES_MIN {
-        return Err(RecordError::OpenFiles { limit: hard });
+/// Maps, programs and links are open files, about 70 for a usual process.
+fn may_open_files() -> Result<(), RecordError> {
+    match nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((_, hard)) if hard < OPEN_FILES_MIN => Err(RecordError::OpenFiles { limit: hard }),
+        _ => Ok(()),
     }
+}
+
+/// The soft limit goes up as far as it may; a command that was started keeps its own.
+fn allow_open_files() {
+    let Ok((soft, hard)) = nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE) else { return };
     if let Err(error) = nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
         && soft < OPEN_FILES_MIN
     {
         log::warn!("only {soft} files can be open at once: {error}");
-    }
-    Ok(())
-}
-
-/// Keeps SIGINT and SIGTERM waiting on this thread: the kernel's verifier gives up when one is pending, and
-/// the load then fails as if the program were wrong.
-struct HeldBack(Option<SigSet>);
-
-impl HeldBack {
-    fn new() -> HeldBack {
-        let both = SigSet::from_iter([nix::sys::signal::SIGINT, nix::sys::signal::SIGTERM]);
-        HeldBack(both.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
-    }
-}
-
-impl Drop for HeldBack {
-    fn drop(&mut self) {
-        if let Some(Err(error)) = self.0.take().map(|before| before.thread_set_mask()) {
-            log::warn!("signals stay blocked: {error}");
-        }
     }
 }
 
@@ -390,15 +385,6 @@ mod tests {
         let now = Instant::now();
         assert_eq!(end_of(now, Some(Duration::from_secs(5))), now + Duration::from_secs(5));
         assert_eq!(end_of(now, Some(Duration::MAX)), end_of(now, None));
-    }
-
-    #[test]
-    fn signals_wait_until_the_programs_are_loaded() {
-        let blocked = || SigSet::thread_get_mask().unwrap().contains(nix::sys::signal::SIGTERM);
-        let held_back = HeldBack::new();
-        assert!(blocked());
-        drop(held_back);
-        assert!(!blocked());
     }
 
     #[test]

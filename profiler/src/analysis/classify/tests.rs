@@ -150,6 +150,15 @@ fn receiving_and_sending_go_by_call_and_by_what_a_poll_asks_for() {
 }
 
 #[test]
+fn a_transfer_that_its_time_limit_ended_is_a_stall() {
+    for (one, cause) in [(Call::Recvfrom, Cause::SockRecv), (Call::Sendto, Cause::SockSend)] {
+        let again = Wait { ret: -i64::from(libc::EAGAIN), ..call(one, vec![tcp(2, "10.0.0.2:80")]) };
+        let slept = WaitFlags { slept: true, ..again.flags };
+        assert_eq!(of(Wait { flags: slept, ..again }), stall(cause), "{one:?}");
+    }
+}
+
+#[test]
 fn splice_goes_by_the_end_that_is_the_socket() {
     let socket = || Socket { fd: 5, ..tcp(2, "10.0.0.2:80") };
     assert_eq!(of(Wait { fd: 5, ..call(Call::Splice, vec![socket()]) }), stall(Cause::SockRecv));
@@ -157,9 +166,14 @@ fn splice_goes_by_the_end_that_is_the_socket() {
 }
 
 #[test]
-fn closing_a_connected_socket_is_other() {
-    assert_eq!(of(call(Call::Close, vec![tcp(2, "10.0.0.2:80")])), stall(Cause::Other));
+fn closing_a_connected_socket_waits_for_what_was_sent() {
+    let analysis =
+        Trace::new().wait(call(Call::Close, vec![Socket { state: 4, ..tcp(2, "10.0.0.2:80") }])).analyse();
+    assert_eq!(analysis.by_cause(), [(Cause::SockSend, 300)]);
+    assert_eq!(analysis.stalls[0].peer, "10.0.0.2:80");
     assert_eq!(of(call(Call::Close, vec![listener(2)])), NEITHER);
+    // Of a connection that is not being closed it waits for something else than the peer.
+    assert_eq!(of(call(Call::Close, vec![tcp(2, "10.0.0.2:80")])), NEITHER);
 }
 
 #[test]
@@ -170,7 +184,13 @@ fn a_blocking_connect_and_waits_in_syn_sent_are_tcp_connect() {
     assert_eq!(of(call(Call::Recvfrom, vec![connecting(peer())])), stall(Cause::TcpConnect));
     assert_eq!(of(call(Call::Sendto, vec![connecting(peer())])), stall(Cause::TcpConnect));
     let begun = Wait { ret: -i64::from(libc::EINPROGRESS), ..call(Call::Connect, vec![peer()]) };
-    assert_eq!(of(begun), NEITHER);
+    assert_eq!(of(begun.clone()), NEITHER);
+    // A time-out of its own, SO_SNDTIMEO.
+    for error in [libc::EINPROGRESS, libc::EALREADY] {
+        let slept = WaitFlags { slept: true, ..begun.flags };
+        let timed_out = Wait { ret: -i64::from(error), flags: slept, ..begun.clone() };
+        assert_eq!(of(timed_out), stall(Cause::TcpConnect), "{error}");
+    }
     assert_eq!(of(call(Call::Connect, vec![udp(2, "10.0.0.2:80")])), NEITHER);
 }
 

@@ -99,6 +99,37 @@ fn outcomes_are_read_from_error_and_state() {
     );
 }
 
+fn slept(wait: Wait) -> Wait {
+    Wait { flags: WaitFlags { slept: true, ..wait.flags }, ..wait }
+}
+
+#[test]
+fn the_program_s_own_time_limit_is_a_result() {
+    // Closed thereafter, left open, and one without a handshake.
+    let analysis = Trace::new()
+        .handshake(Handshake { syn_retransmits: 1, ..shake(1101, 1210, 0, closed(1)) })
+        .wait(slept(connect(1100, 1200, libc::EINPROGRESS, connecting(tcp(1, PEER)))))
+        .handshake(Handshake { in_flight: true, ..shake(1301, 2000, 0, connecting(tcp(2, PEER))) })
+        .wait(slept(connect(1300, 1400, libc::EINPROGRESS, connecting(tcp(2, PEER)))))
+        .wait(slept(connect(1500, 1600, libc::EALREADY, connecting(tcp(3, PEER)))))
+        .analyse();
+    assert_eq!(rows(&analysis), [(PEER, "timed_out", 3, 300)]);
+    assert_eq!(analysis.stalls[0].detail, "SYN unanswered until the program's time limit");
+}
+
+#[test]
+fn an_attempt_that_is_waited_for_after_its_time_limit_goes_on() {
+    let analysis = Trace::new()
+        .handshake(shake(1101, 1390, 0, tcp(1, PEER)))
+        .wait(slept(connect(1100, 1200, libc::EINPROGRESS, connecting(tcp(1, PEER)))))
+        .wait(connect(1300, 1400, 0, tcp(1, PEER)))
+        .handshake(shake(1501, 1700, 0, closed(2)))
+        .wait(slept(connect(1500, 1550, libc::EINPROGRESS, connecting(tcp(2, PEER)))))
+        .wait(wait(Call::Poll, 1600, 1700, vec![writable(connecting(tcp(2, PEER)))]))
+        .analyse();
+    assert_eq!(rows(&analysis), [(PEER, "ok", 1, 200), (PEER, "aborted", 1, 150)]);
+}
+
 #[test]
 fn a_connect_that_hung_before_the_recording_and_still_hangs_is_in_flight() {
     let flags = WaitFlags { began_earlier: true, in_flight: true, ..WaitFlags::default() };

@@ -71,7 +71,7 @@ struct Peer<'a> {
     /// EHOSTUNREACH, ENETUNREACH.
     no_route: Attempts,
     refused: Attempts,
-    /// Closed by the program while SYNs were being repeated.
+    /// Closed by the program while SYNs were being repeated, or waited for up to the program's own time limit.
     given_up: Attempts,
     errors: BTreeSet<&'a str>,
     locals: BTreeSet<&'a str>,
@@ -92,6 +92,7 @@ impl<'a> Peer<'a> {
             "EHOSTUNREACH" | "ENETUNREACH" => &mut self.no_route,
             "ECONNREFUSED" => &mut self.refused,
             "aborted" if row.syn_retransmits > 0 => &mut self.given_up,
+            "timed_out" => &mut self.given_up,
             _ => return,
         };
         attempts.take(row);

@@ -6,7 +6,9 @@
 mod asking;
 mod connecting;
 mod idling;
+mod limited;
 mod living;
+mod nesting;
 mod receiving;
 mod resolving;
 mod scheduling;
@@ -59,6 +61,12 @@ fn main() {
         "connect" => connecting::blocking(&arguments),
         "connect-epoll" => connecting::epoll(&arguments),
         "connect-parallel" => connecting::parallel(&arguments),
+        "connect-limit" => limited::connect(&arguments),
+        "recv-limit" => limited::receive(&arguments),
+        "send-limit" => limited::send(&arguments),
+        "close-linger" => limited::close(&arguments),
+        "nested-listener" => nesting::listener(&arguments),
+        "nested-recv" => nesting::receive(&arguments),
         "connect-unix" => connecting::unix(&arguments),
         "recv" => receiving::receive(&arguments),
         "recv-now" => receiving::receive_now(&arguments),
