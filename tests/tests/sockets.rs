@@ -42,7 +42,7 @@ fn check_receiver(how: &str) -> (stallscope_tests::Values, Value) {
     // Never less than the peer was late, but for times in which the program was kept from looking: those that it
     // noticed itself, and those that the kernel counts as waiting for a processor.
     let served: u64 = peer.served_ns().iter().sum();
-    let least = served.saturating_sub(values.get::<u64>("gap_ns") + values.get::<u64>("runq"));
+    let least = served.saturating_sub(values.get::<u64>("kept_ns") + values.get::<u64>("runq"));
     for recorded in [sum(&[row], "stalled_ns"), sum(&[row], "duration.sum_ns"), stalled(&report, "sock.recv")]
     {
         assert_close(how, recorded, values.measured());

@@ -35,8 +35,10 @@ fn exchange(how: &str, fd: RawFd, times: u32, least_ms: u64) {
     let mut each = Vec::new();
     while asked < times || ran_ns() - start_ns < least_ms * 1_000_000 {
         asked += 1;
+        let asking = monotonic_ns();
         assert_eq!(send_bytes(fd, b"?"), 1);
         let start = monotonic_ns();
+        looks.kept(start - asking);
         looks.add(&stall_outer(how, fd));
         let waited = monotonic_ns() - start;
         ns += waited;
@@ -45,9 +47,9 @@ fn exchange(how: &str, fd: RawFd, times: u32, least_ms: u64) {
             each.push(waited.to_string());
         }
     }
-    let Looks { count, gaps, gap_ns, worked_ns } = looks;
+    let Looks { count, gaps, kept_ns, worked_ns } = looks;
     done(&format!(
-        "ns={ns} looks={count} gaps={gaps} gap_ns={gap_ns} worked_ns={worked_ns} each={}",
+        "ns={ns} looks={count} gaps={gaps} kept_ns={kept_ns} worked_ns={worked_ns} each={}",
         each.join(",")
     ));
 }
@@ -57,9 +59,10 @@ fn exchange(how: &str, fd: RawFd, times: u32, least_ms: u64) {
 #[derive(Debug, Default)]
 pub struct Looks {
     count: u64,
-    /// Pauses of more than 5 ms between two looks, and their sum.
+    /// Pauses of more than 5 ms between two looks: long enough to end a wait.
     gaps: u64,
-    gap_ns: u64,
+    /// All pauses between asking, the looks and the reply that are longer than a look takes: more than 500 us.
+    kept_ns: u64,
     /// Work between the looks of `work`, by the processor's clock for this thread.
     worked_ns: u64,
 }
@@ -68,8 +71,13 @@ impl Looks {
     fn add(&mut self, other: &Looks) {
         self.count += other.count;
         self.gaps += other.gaps;
-        self.gap_ns += other.gap_ns;
+        self.kept_ns += other.kept_ns;
         self.worked_ns += other.worked_ns;
+    }
+
+    fn kept(&mut self, pause_ns: u64) {
+        self.gaps += u64::from(pause_ns > 5_000_000);
+        self.kept_ns += if pause_ns > 500_000 { pause_ns } else { 0 };
     }
 }
 
@@ -90,10 +98,7 @@ fn stall_inner(how: &str, fd: RawFd) -> Looks {
         looks.count += 1;
         if matches!(how, "spin" | "yield") {
             let now = monotonic_ns();
-            if now - last > 5_000_000 {
-                looks.gaps += 1;
-                looks.gap_ns += now - last;
-            }
+            looks.kept(now - last);
             last = now;
         }
         let rest = &mut reply[filled..];
